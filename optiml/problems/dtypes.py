@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from optiml.errors import InvalidInput
 
-TYPES_LINE = "//@ types"
-
 
 @dataclass(frozen=True, kw_only=True)
 class CudaType:
@@ -85,16 +83,6 @@ def prelude(dtype: str) -> str:
         "#define NAN __int_as_float(0x7fffffff)\n"
         "#endif\n"
     )
-
-
-def expand_types(source: str, dtype: str) -> str:
-    """`source` with its line `//@ types` replaced by the prelude of `dtype`; unchanged where it has none.
-
-    Raises:
-        InvalidInput: the contract has no such dtype.
-    """
-    text = prelude(dtype)
-    return "".join(text if line.strip() == TYPES_LINE else line for line in source.splitlines(keepends=True))
 
 
 def cuda_type(dtype: str) -> CudaType:

@@ -1,0 +1,3 @@
+def run(a, b):
+    """`[n]`, `[n]` -> `[n]`: the sum of each pair."""
+    return a + b

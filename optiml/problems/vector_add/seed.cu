@@ -1,0 +1,18 @@
+/* optiml
+[[launch]]
+kernel = "vector_add"
+grid = ["ceil_div(n, BLOCK)"]
+block = ["BLOCK"]
+args = ["a", "b", "c", "n"]
+[params]
+BLOCK = 256
+[tunables]
+BLOCK = [64, 128, 256, 512]
+*/
+//@ types
+
+extern "C" __global__ void vector_add(const T* a, const T* b, T* c, int n)
+{
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) c[i] = down(up(a[i]) + up(b[i]));
+}
