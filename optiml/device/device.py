@@ -1,0 +1,77 @@
+"""The device protocol, and the one table of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from optiml.device.plan import Plan
+from optiml.ptx.counters import Counters
+from optiml.records import Build, DeviceInfo
+
+Array = NDArray[Any]
+DEFAULT_L1_SHARE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchReport:
+    """What one launch did. Counters are totals over the blocks run, None unless asked for."""
+
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    blocks_total: int
+    blocks_run: int
+    counters: Counters | None
+    printed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """Raw contents of every array after each run; no verdict."""
+
+    runs: tuple[Mapping[str, Array], ...]  # name -> array in storage dtype and shape
+    launches: tuple[LaunchReport, ...]  # of the last run
+
+
+class Device(Protocol):
+    """A GPU, the PTX engine, or a script in a test."""
+
+    info: DeviceInfo
+
+    def run(
+        self,
+        build: Build,
+        plan: Plan,
+        contents: tuple[Mapping[str, Array], ...],
+        *,
+        timeout_s: float,
+        count: bool = False,
+        sample_blocks: int | None = None,
+        l1_share_bytes: int = DEFAULT_L1_SHARE_BYTES,
+        outputs: bool = True,
+    ) -> RunResult:
+        """Load the build once and carry out the plan once for each set of contents.
+
+        Every array of the plan keeps its address between the runs and is filled from `contents[i]` before run i;
+        module-scope variables of the kernel keep their values, as on a GPU.
+
+        Args:
+            contents: for each run, every array of the plan in storage dtype and shape.
+            timeout_s: for the whole call.
+            count: fill `LaunchReport.counters` for the last run.
+            sample_blocks: carry out only about this many blocks of each launch (then outputs mean nothing).
+            l1_share_bytes: L1 capacity that one block may count on, for the hit model of `count`.
+            outputs: return the arrays; False saves the transfer.
+
+        Raises:
+            KernelFault: the kernel broke a rule of the machine, or outlived `timeout_s` (kind `timed_out`).
+            Unsupported: the emulator lacks an opcode; nothing is known of the kernel.
+            WorkerDied: the child ended without an answer; nothing is known of the kernel.
+        """
+
+    def close(self) -> None: ...

@@ -1,0 +1,142 @@
+"""The embedded device: the PTX engine in a disposable child, standing for one of three GPUs."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from optiml.codec import restore
+from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult
+from optiml.device.plan import Plan, Pointer
+from optiml.errors import Fault, InvalidInput, KernelFault, WorkerTimeout
+from optiml.problems.data import storage_dtype
+from optiml.process import Worker
+from optiml.ptx.counters import Counters
+from optiml.records import Build, DeviceInfo
+from optiml.sandbox import Policy
+
+# Launch limits from the CUDA programming guide, table "technical specifications per compute capability".
+MODELS: Mapping[str, DeviceInfo] = {
+    model: DeviceInfo(
+        name=f"NVIDIA {model.upper()} (emulated)",
+        kind="emulator",
+        arch=arch,
+        model=model,
+        engine="numpy",
+        max_shared_bytes_per_block=shared,
+    )
+    for model, arch, shared in (
+        ("a100", "sm_80", 163 * 1024),
+        ("h100", "sm_90", 227 * 1024),
+        ("h200", "sm_90", 227 * 1024),
+    )
+}
+DEFAULT_MODEL = "a100"
+MEMORY_BYTES = 12 << 30  # address space of the child
+
+
+def emulated_info(name: str) -> DeviceInfo:
+    """The device that `emulator` or `emulator:h200` names."""
+    match = re.fullmatch(r"emulator(?::(\w+))?", name)
+    model = (match.group(1) or DEFAULT_MODEL) if match else ""
+    if model not in MODELS:
+        raise InvalidInput(f"{name[:60]!r} is no emulated device; choose emulator:{', emulator:'.join(MODELS)}")
+    return MODELS[model]
+
+
+class EmulatedDevice:
+    """Runs builds in a warm child; a hang or a crash costs that child only."""
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.info = info
+        self._worker = Worker(
+            "optiml.device.worker", policy=Policy(address_space_bytes=MEMORY_BYTES), frame_limit_bytes=4 << 30
+        )
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        build: Build,
+        plan: Plan,
+        contents: tuple[Mapping[str, Array], ...],
+        *,
+        timeout_s: float,
+        count: bool = False,
+        sample_blocks: int | None = None,
+        l1_share_bytes: int = DEFAULT_L1_SHARE_BYTES,
+        outputs: bool = True,
+    ) -> RunResult:
+        names = list(plan.arrays)
+        header = {
+            "op": "run",
+            "ptx": build.ptx,
+            "arrays": [{"name": name, "nbytes": plan.arrays[name].nbytes} for name in names],
+            "launches": [
+                {
+                    "symbol": launch.symbol,
+                    "grid": launch.grid,
+                    "block": launch.block,
+                    "shared_bytes": launch.shared_bytes,
+                    "args": [
+                        {"array": arg.name} if isinstance(arg, Pointer) else {"value": arg.data.hex()}
+                        for arg in launch.args
+                    ],
+                }
+                for launch in plan.launches
+            ],
+            "runs": len(contents),
+            "count": count,
+            "sample_blocks": sample_blocks,
+            "outputs": outputs,
+            "timeout_s": timeout_s,
+            "l1_share_bytes": l1_share_bytes,
+        }
+        blobs = [np.ascontiguousarray(filled[name]) for filled in contents for name in names]
+        with self._lock:
+            try:
+                reply, answers = self._worker.call(header, blobs, timeout_s=timeout_s + 2.0)
+            except WorkerTimeout as error:
+                raise KernelFault(
+                    Fault(kind="timed_out", detail=f"the kernel did not end within {timeout_s:g} s")
+                ) from error
+        runs = []
+        for index in range(len(contents) if outputs else 0):
+            arrays = {}
+            for position, name in enumerate(names):
+                planned = plan.arrays[name]
+                data = np.frombuffer(answers[index * len(names) + position], dtype=storage_dtype(planned.dtype))
+                arrays[name] = data.reshape(planned.shape)
+            runs.append(arrays)
+        return RunResult(runs=tuple(runs), launches=tuple(_report(item) for item in reply["launches"]))
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def _report(item: Mapping[str, Any]) -> LaunchReport:
+    counters = item["counters"]
+    if counters is not None:
+        executions = {}
+        for key, count in counters["block_executions"].items():
+            function, _, index = key.rpartition("#")
+            executions[function, int(index)] = count
+        counters = restore(Counters, {**counters, "block_executions": executions})
+    return LaunchReport(
+        symbol=item["symbol"],
+        grid=_triple(item["grid"]),
+        block=_triple(item["block"]),
+        shared_bytes=item["shared_bytes"],
+        blocks_total=item["blocks_total"],
+        blocks_run=item["blocks_run"],
+        counters=counters,
+        printed=item["printed"],
+    )
+
+
+def _triple(value: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = value
+    return x, y, z
