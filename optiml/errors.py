@@ -94,9 +94,34 @@ class PtxSyntaxError(OptimlError):
 
 
 class WorkerDied(OptimlError):
-    """A child process ended before it answered."""
+    """A child process ended before it answered.
+
+    Attributes:
+        exit_code: what the child passed to `exit`, or None if a signal ended it.
+        signal: the signal that ended it, or None.
+        stderr_tail: the last output of the child, for logs only: it may hold host paths.
+        out_of_memory: the child ran into its memory limit.
+        cancelled: another thread ended the call on purpose.
+    """
 
     code = "worker_died"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        stderr_tail: str = "",
+        out_of_memory: bool = False,
+        cancelled: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.signal = signal
+        self.stderr_tail = stderr_tail
+        self.out_of_memory = out_of_memory
+        self.cancelled = cancelled
 
 
 class WorkerTimeout(OptimlError):
