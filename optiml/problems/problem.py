@@ -70,6 +70,8 @@ def load_builtin(name: str) -> Builtin:
     catalogue = fields.pop("catalogue")
     intent = decode(Intent, fields.pop("intent"), what=f"{name}/problem.toml [intent]")
     fields["reference"] = (folder / "reference.py").read_text(encoding="utf-8")
+    for tensor in fields["inputs"].values():
+        tensor.setdefault("shape", None)  # TOML has no null: an input without a shape is a scalar
     problem = check_problem(decode(Problem, fields, what=f"{name}/problem.toml"))
     return Builtin(
         name=name,
