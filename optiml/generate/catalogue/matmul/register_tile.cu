@@ -1,0 +1,114 @@
+/* optiml
+[[launch]]
+kernel = "matmul"
+grid = ["ceil_div(N, 16*COLUMNS)", "ceil_div(M, 16*ROWS)"]
+block = [256]
+args = ["a", "b", "c", "M", "N", "K"]
+[params]
+ROWS = 4
+COLUMNS = 4
+TILE_K = 16
+[tunables]
+ROWS = [4, 8]
+COLUMNS = [4, 8]
+TILE_K = [8, 16]
+[strategy]
+title = "ROWS x COLUMNS results per thread, vector loads"
+rationale = "Each value read from shared memory feeds ROWS or COLUMNS multiply-adds out of registers, and four neighbouring elements move per load, so shared and global requests per multiply-add fall several times."
+moves = ["l1tex__data_pipe_lsu_wavefronts_mem_shared.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum", "smsp__inst_executed.sum"]
+dtypes = ["float32", "float16", "bfloat16", "float64"]
+requires = []
+*/
+//@ types
+
+constexpr int THREADS = 256;  // 16 x 16, each with ROWS x COLUMNS results
+constexpr int TILE_M = 16 * ROWS;
+constexpr int TILE_N = 16 * COLUMNS;
+constexpr int DEPTH = TILE_K * 4 / int(sizeof(A));  // tiles of doubles are half as deep, to stay below 48 KiB
+constexpr int PAD = 4;  // spreads the transposed stores over the banks and keeps rows aligned for Quad
+
+struct alignas(4 * sizeof(A)) Quad {
+    A v[4];
+};
+
+// Four neighbouring elements, of which the first `valid` exist; zeros for the others.
+__device__ __forceinline__ Quad load_quad(const T* __restrict__ from, int valid, bool aligned) {
+    Quad quad;
+    if (aligned && valid >= 4) {
+        Pack<4> pack = *reinterpret_cast<const Pack<4>*>(from);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) quad.v[i] = up(pack.v[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) quad.v[i] = i < valid ? up(from[i]) : A(0);
+    }
+    return quad;
+}
+
+__device__ __forceinline__ bool is_aligned(const T* base, int row_length) {
+    return row_length % 4 == 0 && reinterpret_cast<unsigned long long>(base) % sizeof(Pack<4>) == 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int M, int N, int K) {
+    __shared__ alignas(32) A a_tile[DEPTH][TILE_M + PAD];  // transposed: a thread reads its rows as one Quad
+    __shared__ alignas(32) A b_tile[DEPTH][TILE_N];
+    int thread = threadIdx.x;
+    int x = thread % 16, y = thread / 16;
+    int first_row = blockIdx.y * TILE_M, first_column = blockIdx.x * TILE_N;
+    bool a_aligned = is_aligned(a, K), b_aligned = is_aligned(b, N), c_aligned = is_aligned(c, N);
+    A sum[ROWS][COLUMNS] = {};
+
+    for (int start = 0; start < K; start += DEPTH) {
+        for (int i = thread; i < TILE_M * DEPTH / 4; i += THREADS) {
+            int row = i / (DEPTH / 4), k = i % (DEPTH / 4) * 4;
+            const T* from = a + (long long)(first_row + row) * K + start + k;
+            Quad quad = load_quad(from, first_row + row < M ? K - start - k : 0, a_aligned);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) a_tile[k + j][row] = quad.v[j];
+        }
+        for (int i = thread; i < DEPTH * TILE_N / 4; i += THREADS) {
+            int k = i / (TILE_N / 4), column = i % (TILE_N / 4) * 4;
+            const T* from = b + (long long)(start + k) * N + first_column + column;
+            Quad quad = load_quad(from, start + k < K ? N - first_column - column : 0, b_aligned);
+            *reinterpret_cast<Quad*>(&b_tile[k][column]) = quad;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < DEPTH; ++k) {
+            Quad left[ROWS / 4], right[COLUMNS / 4];
+#pragma unroll
+            for (int i = 0; i < ROWS / 4; ++i) left[i] = *reinterpret_cast<Quad*>(&a_tile[k][64 * i + 4 * y]);
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 4; ++j) right[j] = *reinterpret_cast<Quad*>(&b_tile[k][64 * j + 4 * x]);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) sum[i][j] += left[i / 4].v[i % 4] * right[j / 4].v[j % 4];
+            }
+        }
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        int row = first_row + 64 * (i / 4) + 4 * y + i % 4;
+        if (row >= M) continue;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j += 4) {
+            int column = first_column + 64 * (j / 4) + 4 * x;
+            T* to = c + (long long)row * N + column;
+            if (c_aligned && column < N) {
+                Pack<4> pack;
+#pragma unroll
+                for (int l = 0; l < 4; ++l) pack.v[l] = down(sum[i][j + l]);
+                *reinterpret_cast<Pack<4>*>(to) = pack;
+            } else {
+#pragma unroll
+                for (int l = 0; l < 4; ++l) {
+                    if (column + l < N) to[l] = down(sum[i][j + l]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,5 @@
+import numpy as np
+
+
+def run(x):
+    return np.cumsum(x)
