@@ -1,0 +1,128 @@
+"""Searches in the background of the server. The run folder on disk is the truth; this is only who drives it now."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+
+from optiml.errors import Busy, OptimlError
+from optiml_mcp.background import Background
+from optiml_mcp.jobs import PROGRESS_EVERY_S, Report
+
+if TYPE_CHECKING:  # the workbench is imported when the first tool needs it: start-up stays fast
+    from optiml.records import SearchResult
+    from optiml.workbench import SearchProgress, Workbench
+
+LOG = logging.getLogger(__name__)
+MOST_RUNS = 10  # searches that may run or queue in one server
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A search that this server drives, or drove."""
+
+    run_id: str
+    stop: bool = False
+    ended: bool = False
+    progress: SearchProgress | None = None
+    changes: int = 0  # counts everything a waiting caller wants to hear of
+    changed: anyio.Event = field(default_factory=anyio.Event)
+    future: Future[SearchResult] = field(default_factory=Future)
+
+    def announce(self) -> None:
+        """Wake everyone who waits for news."""
+        self.changes += 1
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    def end(self) -> None:
+        """The driver has returned, for whatever reason."""
+        self.ended = True
+        error = None if self.future.cancelled() else self.future.exception()
+        if error is not None and not isinstance(error, OptimlError):
+            LOG.error("search %s ended by a defect", self.run_id, exc_info=error)
+        self.announce()
+
+    def error(self) -> str | None:
+        """`code: sentence` of a search that could not go on."""
+        error = self.future.exception() if self.ended and not self.future.cancelled() else None
+        if error is None:
+            return None
+        if isinstance(error, OptimlError):
+            return f"{error.code}: {error}"
+        return "internal: the search met a defect of ours: see the server's log, and report it"
+
+
+class Runs:
+    """The searches of one server, at most one driver per run."""
+
+    def __init__(self, bench: Callable[[], Workbench]) -> None:
+        self._bench = bench
+        self._runs: dict[str, Run] = {}
+        self._threads = Background(threads=max(1, (os.cpu_count() or 2) // 2), name="search")
+
+    def check_room(self) -> None:
+        """Raise Busy when no further search may start."""
+        active = sum(not run.ended for run in self._runs.values())
+        if active >= MOST_RUNS:
+            raise Busy(f"{active} searches are running: cancel one, or try again in a minute")
+
+    def find(self, run_id: str) -> Run | None:
+        """The run, if this server drives or drove it."""
+        return self._runs.get(run_id)
+
+    def drive(self, run_id: str) -> Run:
+        """Run or resume a search in the background; one that is being driven is left alone.
+
+        Raises:
+            Busy: too many searches are running.
+        """
+        run = self._runs.get(run_id)
+        if run is not None and not run.ended:
+            return run
+        self.check_room()
+        run = Run(run_id=run_id)
+        self._runs[run_id] = run
+
+        def on_progress(progress: SearchProgress) -> None:
+            run.progress = progress
+            self._threads.tell(run.announce)
+
+        def work() -> SearchResult:
+            return self._bench().run_search(run_id, on_progress=on_progress, should_stop=lambda: run.stop)
+
+        run.future = self._threads.submit(work, on_done=run.end)
+        return run
+
+    async def stop(self, run: Run, *, seconds: float) -> None:
+        """Ask a search to stop at its next step and wait for that; on disk it stays resumable."""
+        run.stop = True
+        run.future.cancel()  # one that has not begun never will
+        with anyio.move_on_after(seconds):
+            while not run.ended:
+                await run.changed.wait()
+
+    async def wait_for_change(self, run: Run, *, seconds: float, report: Report) -> None:
+        """Wait for an evaluation or the end, with progress notes that strictly increase."""
+        seen, shown = run.changes, -1.0
+        with anyio.move_on_after(seconds):
+            while run.changes == seen and not run.ended:
+                with anyio.move_on_after(PROGRESS_EVERY_S):
+                    await run.changed.wait()
+                if run.changes == seen:
+                    now = run.progress
+                    shown = max(shown + 0.01, 0.0 if now is None else float(now.evaluations))
+                    text = "waiting for its turn" if now is None else f"best {now.best_speedup:.2f}x; {now.last}"
+                    await report(shown, None if now is None else float(now.budget), text)
+
+    def close(self) -> None:
+        """Ask every search to stop; on disk they stay resumable."""
+        for run in self._runs.values():
+            run.stop = True
+        self._threads.close()

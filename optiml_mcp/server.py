@@ -1,0 +1,576 @@
+"""The MCP server: five tools, the resources behind their answers, two prompts.
+
+    server = build_server(lambda: Workbench(settings))
+
+Every tool is async; the workbench blocks, so it works in threads that belong to the server. Answers are complete in
+themselves (clients show a model only the structured part) and at most 8 KB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
+
+from optiml.codec import encode
+from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError, SetupError
+from optiml.records import Generated, Judgement, Profile, SearchResult, Verdict
+from optiml_mcp.arguments import (
+    CompileVerify,
+    GenerateKernel,
+    JudgePatch,
+    ProfileNcu,
+    RunMcts,
+    optional_spec,
+    read,
+    schema_of,
+    spec,
+)
+from optiml_mcp.jobs import Job, Jobs
+from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
+from optiml_mcp.replies import fit
+from optiml_mcp.resources import add_prompts, add_resources, is_run_id
+from optiml_mcp.runs import Run, Runs
+
+if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
+    from optiml.workbench import Workbench
+
+VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
+MOST_ERROR_CHARACTERS = 2000
+
+INSTRUCTIONS = """\
+OptiML verifies and speeds up CUDA kernels, with or without a GPU (an embedded PTX emulator stands in; its times are
+modelled and say so). Usual order: generate_kernel (or your own kernel) -> compile_verify until status is accepted ->
+profile_ncu for the bottleneck -> judge_patch before an edit -> compile_verify again. Or let run_mcts search: start,
+then step until finished, then result. Follow next_action in each answer. status=pending means: call the same tool
+with job_id. Only compile_verify decides whether a kernel is right; never trust a kernel that it did not accept.
+Kernels and problems can be named by kernel_id and problem name once known; full texts are at optiml:// URIs."""
+
+
+@dataclass(kw_only=True)
+class App:
+    """What lives as long as the server."""
+
+    bench: Callable[[], Workbench]
+    jobs: Jobs
+    runs: Runs
+    verdicts: dict[str, Verdict] = field(default_factory=dict)  # kernel_id -> the last full one
+
+    async def call(self, function: Callable[[Workbench], Any]) -> Any:
+        """A short question to the workbench, asked in a thread."""
+        return await anyio.to_thread.run_sync(lambda: function(self.bench()), abandon_on_cancel=True)
+
+    def remember(self, verdict: Verdict) -> None:
+        """Keep a verdict for the kernel's resource."""
+        self.verdicts.pop(verdict.kernel_id, None)
+        self.verdicts[verdict.kernel_id] = verdict
+        if len(self.verdicts) > VERDICTS_KEPT:
+            del self.verdicts[next(iter(self.verdicts))]
+
+
+Ctx = Context[App, Any]
+Handler = Callable[[App, Any, Ctx], Awaitable[dict[str, Any]]]
+
+
+class LazyBench:
+    """The workbench, made when first asked for."""
+
+    def __init__(self, factory: Callable[[], Workbench]) -> None:
+        self._factory = factory
+        self._lock = threading.Lock()
+        self._bench: Workbench | None = None
+
+    def __call__(self) -> Workbench:
+        with self._lock:
+            if self._bench is None:
+                self._bench = self._factory()
+            return self._bench
+
+    def close(self) -> None:
+        """Close it if there is one; its children die."""
+        if self._bench is not None:
+            self._bench.close()
+
+
+def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
+    """The server over a workbench that is made when the first tool needs it.
+
+    Args:
+        bench_factory: makes the workbench; called once, in a worker thread.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: MCPServer[App]) -> AsyncIterator[App]:
+        bench = LazyBench(bench_factory)
+        app = App(bench=bench, jobs=Jobs(), runs=Runs(bench))
+        try:
+            yield app
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                app.runs.close()
+                app.jobs.close()
+                await anyio.to_thread.run_sync(bench.close, abandon_on_cancel=True)
+            server.closed.set()
+
+    server: OptimlServer[App] = OptimlServer(
+        "optiml",
+        title="OptiML",
+        version=version("optiml"),
+        instructions=INSTRUCTIONS,
+        lifespan=lifespan,
+        log_level="WARNING",
+        tools=[_tool(definition) for definition in TOOLS],
+    )
+    add_resources(server)
+    add_prompts(server)
+    return server
+
+
+# --- the tools -------------------------------------------------------------------------------------------------------
+async def compile_verify(app: App, args: CompileVerify, ctx: Ctx) -> dict[str, Any]:
+    """Verdict on a kernel."""
+
+    def work() -> Verdict:
+        return app.bench().verify(
+            spec(args.kernel, "kernel"),
+            spec(args.problem, "problem"),
+            level=args.level,
+            axes=args.axes,
+            dtype=args.dtype,
+            device=args.device,
+            arch=args.arch,
+            seed=args.seed,
+        )
+
+    _require(args, "kernel", "problem")
+    return await _answer(app, "compile_verify", args, work, ctx)
+
+
+async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
+    """Profile of an accepted kernel, compared with a baseline where one is given."""
+    if args.report is not None or args.command is not None:
+        raise SetupError(
+            "reading Nsight Compute reports and profiling commands need a GPU profiler, which this server does not "
+            "have: give kernel and problem, the embedded device profiles those",
+            code="no_profiler",
+        )
+    for name in ("kernel_regex", "launch_skip", "launch_count"):
+        if getattr(args, name) is not None:
+            raise InvalidInput(f"profile_ncu: {name} goes with report or command only: leave it out")
+
+    def work() -> Profile:
+        return app.bench().profile(
+            spec(args.kernel, "kernel"),
+            spec(args.problem, "problem"),
+            baseline=optional_spec(args.baseline, "baseline"),
+            axes=args.axes,
+            metrics=None if args.metrics is None else tuple(args.metrics),
+            device=args.device,
+        )
+
+    _require(args, "kernel", "problem")
+    return await _answer(app, "profile_ncu", args, work, ctx)
+
+
+async def judge_patch(app: App, args: JudgePatch, ctx: Ctx) -> dict[str, Any]:
+    """Opinion on an edit."""
+    if args.judge != "rules":
+        raise ModelFailed(f"judge_patch: judge {args.judge!r} is not available here: use rules")
+
+    def work() -> Judgement:
+        return app.bench().judge(
+            spec(args.problem, "problem"),
+            spec(args.before, "before"),
+            spec(args.after, "after"),
+            profile_id=args.profile,
+            judge=args.judge,
+        )
+
+    _require(args, "problem", "before", "after")
+    return await _answer(app, "judge_patch", args, work, ctx)
+
+
+async def generate_kernel(app: App, args: GenerateKernel, ctx: Ctx) -> dict[str, Any]:
+    """Kernels for an intent or a problem."""
+    if args.job_id is None and args.intent is None and args.problem is None:
+        raise InvalidInput("generate_kernel: give intent (plain English) or problem (a name or an object)")
+
+    def work() -> Generated:
+        return app.bench().generate(
+            args.intent,
+            optional_spec(args.problem, "problem"),
+            axes=args.axes,
+            dtype=args.dtype,
+            count=args.count,
+            generator=args.generator,
+            verify=args.verify,
+            device=args.device,
+            arch=args.arch,
+        )
+
+    optional_spec(args.problem, "problem")
+    return await _answer(app, "generate_kernel", args, work, ctx)
+
+
+async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
+    """Start, watch, read and cancel searches."""
+    if args.action == "tell" or args.proposals is not None:
+        raise InvalidInput(
+            "run_mcts: proposals answer the requests of proposer=agent, which is not available yet: start with "
+            "proposer=builtin and call step until the search is finished"
+        )
+    if args.action == "start":
+        return await _start(app, args)
+    if args.action == "list":
+        runs = await app.call(lambda bench: bench.runs())
+        count = f"{len(runs)} search" + ("" if len(runs) == 1 else "es")
+        text = "Call run_mcts with action=status and a run_id." if runs else "Start one with action=start."
+        return fit({"summary": f"{count} known.", "next_action": text, "warnings": (), "runs": runs}, uri=None)
+    if args.run_id is None:
+        raise InvalidInput(f"run_mcts: action={args.action} needs run_id: action=list shows the known ones")
+    if not is_run_id(args.run_id):
+        raise InvalidInput(f"{args.run_id[:40]!r} is no run: action=list shows the known ones", code="unknown_run")
+    result: SearchResult = await app.call(lambda bench: bench.search_result(args.run_id))
+    if args.action == "cancel":
+        return await _cancel(app, result)
+    run = app.runs.find(args.run_id)
+    if result.status == "running" and args.action != "result" and (run is None or _driven_elsewhere(run)):
+        run = app.runs.drive(args.run_id)  # after a restart the search goes on from its journal
+    if args.action == "step" and run is not None and not run.ended:
+        await app.runs.wait_for_change(run, seconds=args.max_wait_s, report=ctx.report_progress)
+        result = await app.call(lambda bench: bench.search_result(args.run_id))
+    if args.action == "result":
+        return fit(encode(result), uri=f"optiml://runs/{result.run_id}")
+    return _state(result, run)
+
+
+async def _start(app: App, args: RunMcts) -> dict[str, Any]:
+    if args.proposer != "builtin":
+        raise ModelFailed(f"run_mcts: the proposer {args.proposer} is not available yet: use proposer=builtin")
+    if args.judge != "rules":
+        raise ModelFailed(f"run_mcts: judge {args.judge!r} is not available here: use rules")
+    if args.problem is None and args.intent is None:
+        raise InvalidInput("run_mcts: action=start needs problem (a name or an object) or intent (plain English)")
+    problem, kernel = optional_spec(args.problem, "problem"), optional_spec(args.kernel, "kernel")
+    app.runs.check_room()
+    run_id: str = await app.call(
+        lambda bench: bench.start_search(
+            problem,
+            kernel,
+            intent=args.intent,
+            axes=args.axes,
+            dtype=args.dtype,
+            evaluations=args.budget.evaluations,
+            seconds=args.budget.seconds,
+            proposer=args.proposer,
+            judge=args.judge,
+            device=args.device,
+            seed=args.seed,
+            edits=None if args.edits is None else tuple(args.edits),
+            write_to=args.write_to,
+        )
+    )
+    app.runs.drive(run_id)
+    return {
+        "summary": f"Search {run_id} has started; at most {args.budget.evaluations} kernels will be tried.",
+        "next_action": f"Call run_mcts with action=step and run_id={run_id} until status is finished.",
+        "warnings": [],
+        "run_id": run_id,
+        "status": "running",
+        "evaluations": 0,
+        "budget": args.budget.evaluations,
+        "uri": f"optiml://runs/{run_id}",
+    }
+
+
+async def _cancel(app: App, result: SearchResult) -> dict[str, Any]:
+    run = app.runs.find(result.run_id)
+    if run is not None and not run.ended:
+        await app.runs.stop(run, seconds=5)
+    if result.status in ("running", "needs_proposals"):
+        await app.call(lambda bench: bench.cancel_search(result.run_id))
+    return _state(await app.call(lambda bench: bench.search_result(result.run_id)), None)
+
+
+def _driven_elsewhere(run: Run) -> bool:
+    return run.ended and not run.future.cancelled() and isinstance(run.future.exception(), Busy)
+
+
+def _state(result: SearchResult, run: Run | None) -> dict[str, Any]:
+    """Where a search stands, from its folder and from who drives it."""
+    run_id = result.run_id
+    error = None if run is None or _driven_elsewhere(run) else run.error()
+    status = "failed" if error is not None else result.status
+    progress = None if run is None else run.progress
+    if status == "running":
+        action = f"Call run_mcts with action=step and run_id={run_id} until status is finished."
+    elif status == "failed":
+        action = "Mend what the summary names, then start a new search."
+    else:
+        action = f"Call run_mcts with action=result and run_id={run_id}."
+    known: dict[str, Any] = {
+        "summary": error or result.summary,
+        "next_action": action,
+        "warnings": result.warnings,
+        "run_id": run_id,
+        "status": status,
+        "evaluations": result.spent.evaluations,
+        "best_speedup": None if result.speedup is None else result.speedup.median,
+        "best_kernel_id": None if result.best is None else result.best.kernel_id,
+        "stopped_because": error or result.stopped_because,
+        "uri": f"optiml://runs/{run_id}",
+    }
+    if progress is not None:
+        known |= {
+            "evaluations": max(result.spent.evaluations, progress.evaluations),
+            "budget": progress.budget,
+            "last": progress.last,
+            "seconds": progress.seconds,
+        }
+    return fit(known, uri=f"optiml://runs/{run_id}")
+
+
+# --- one call --------------------------------------------------------------------------------------------------------
+def _require(args: Any, *names: str) -> None:
+    """Refuse a call without its kernels or problem, unless it goes on with a job."""
+    if args.job_id is None:
+        for name in names:
+            spec(getattr(args, name), name)
+
+
+async def _answer(app: App, tool: str, args: Any, work: Callable[[], Any], ctx: Ctx) -> dict[str, Any]:
+    """Start the work or find its job, wait as long as allowed, answer with the record or with `pending`."""
+    if args.job_id is not None:
+        job = app.jobs.find(args.job_id, tool)
+    else:
+        job = app.jobs.start(tool, dataclasses.replace(args, max_wait_s=0), work)
+    if not await app.jobs.wait(job, seconds=args.max_wait_s, report=ctx.report_progress):
+        return _pending(job)
+    record = job.future.result()
+    for verdict in _verdicts_in(record):
+        app.remember(verdict)
+    return fit(encode(record), uri=_uri_of(record))
+
+
+def _pending(job: Job) -> dict[str, Any]:
+    return {
+        "status": "pending",
+        "job_id": job.job_id,
+        "summary": f"{job.tool} is still running.",
+        "next_action": f"Call {job.tool} again with job_id={job.job_id}.",
+        "warnings": [],
+    }
+
+
+def _verdicts_in(record: Any) -> list[Verdict]:
+    if isinstance(record, Generated):
+        return [item.verdict for item in record.candidates if item.verdict is not None]
+    return [record] if isinstance(record, Verdict) else []
+
+
+def _uri_of(record: Any) -> str | None:
+    if isinstance(record, Verdict):
+        return record.uri or None
+    return (record.report_uri or None) if isinstance(record, Profile) else None
+
+
+# --- what the SDK is told --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """One tool as published."""
+
+    name: str
+    title: str
+    description: str
+    arguments: type[Any]
+    answer: Mapping[str, str]  # field -> JSON type, beside the three that every answer has
+    handler: Handler
+    annotations: ToolAnnotations
+
+
+def _hints(*, read_only: bool, idempotent: bool) -> ToolAnnotations:
+    """Nothing here destroys anything, and no tool reaches beyond this machine."""
+    return ToolAnnotations(
+        read_only_hint=read_only, destructive_hint=False, idempotent_hint=idempotent, open_world_hint=False
+    )
+
+
+TOOLS = (
+    Definition(
+        name="compile_verify",
+        title="Compile and verify a CUDA kernel",
+        description=(
+            "Compile a CUDA kernel and check it against a problem's reference, on given and hidden sizes. status is "
+            "accepted, rejected (reason, detail, first_mismatch or fault say why) or unverified (this machine cannot "
+            "tell). Wrong kernels are answers, not errors. The kernel runs in a sandbox, on a GPU or on the emulator."
+        ),
+        arguments=CompileVerify,
+        answer={
+            "kernel_id": "string",
+            "status": "string",
+            "reason": "string",
+            "detail": "string",
+            "levels": "array",
+            "build": "object",
+            "cases": "array",
+            "first_mismatch": "object",
+            "fault": "object",
+            "device": "object",
+            "cached": "boolean",
+            "uri": "string",
+        },
+        handler=compile_verify,
+        annotations=_hints(read_only=True, idempotent=True),
+    ),
+    Definition(
+        name="profile_ncu",
+        title="Profile a CUDA kernel",
+        description=(
+            "Time and counters of an accepted kernel under their Nsight Compute names, its bottleneck with evidence "
+            "and advice, hot source lines, occupancy. time.source says measured (GPU) or modelled (emulator: counted "
+            "instructions and bytes, modelled time). With baseline: comparison says faster, same or slower. A kernel "
+            "that is not accepted is the error not_accepted."
+        ),
+        arguments=ProfileNcu,
+        answer={
+            "kernel_id": "string",
+            "time": "object",
+            "metrics": "object",
+            "bottleneck": "object",
+            "hot_lines": "array",
+            "occupancy": "object",
+            "speed_of_light": "object",
+            "comparison": "object",
+            "cached": "boolean",
+            "report_uri": "string",
+        },
+        handler=profile_ncu,
+        annotations=_hints(read_only=True, idempotent=True),
+    ),
+    Definition(
+        name="judge_patch",
+        title="Judge an edit to a CUDA kernel",
+        description=(
+            "Opinion on an edit before it is measured: what bounds the kernel, whether the edit addresses that, which "
+            "metrics should move, risks, changes in registers and shared memory, and better edits as patches. It "
+            "ranks what to try and never accepts a kernel: verify and profile the edit afterwards."
+        ),
+        arguments=JudgePatch,
+        answer={
+            "score": "number",
+            "verdict": "string",
+            "diagnosis": "object",
+            "addresses_diagnosis": "boolean",
+            "expected": "array",
+            "risks": "array",
+            "static_deltas": "object",
+            "suggestions": "array",
+        },
+        handler=judge_patch,
+        annotations=_hints(read_only=True, idempotent=True),
+    ),
+    Definition(
+        name="generate_kernel",
+        title="Generate CUDA kernels",
+        description=(
+            "Verified CUDA kernels for a problem or for plain English, from a catalogue, without a model. candidates "
+            "lists accepted kernels first; assumed says what was read into the intent. status=needs_kernel: nothing "
+            "fits, so write the kernel from the template given and send it to compile_verify."
+        ),
+        arguments=GenerateKernel,
+        answer={
+            "status": "string",
+            "candidates": "array",
+            "problem": "object",
+            "assumed": "array",
+            "template": "string",
+        },
+        handler=generate_kernel,
+        annotations=_hints(read_only=True, idempotent=True),
+    ),
+    Definition(
+        name="run_mcts",
+        title="Search for a faster CUDA kernel",
+        description=(
+            "Monte Carlo tree search over edits of a kernel; every kernel on the way is verified. action=start "
+            "answers at once with run_id and the search goes on in the background; action=step waits for news, repeat "
+            "it until status is finished; action=result gives the best kernel, the path of edits and why each helped. "
+            "A search survives a restart of the server; cancelling a waiting call does not stop it, action=cancel does."
+        ),
+        arguments=RunMcts,
+        answer={
+            "run_id": "string",
+            "status": "string",
+            "evaluations": "integer",
+            "budget": "integer",
+            "best_speedup": "number",
+            "best": "object",
+            "baseline": "object",
+            "speedup": "object",
+            "path": "array",
+            "explanation": "array",
+            "stopped_because": "string",
+            "runs": "array",
+            "uri": "string",
+        },
+        handler=run_mcts,
+        annotations=_hints(read_only=False, idempotent=False),
+    ),
+)
+
+
+def _tool(definition: Definition) -> StrictTool:
+    async def tool(arguments: dict[str, Any], ctx: Ctx) -> CallToolResult:
+        begun = time.perf_counter()
+        try:
+            args = read(definition.arguments, arguments, tool=definition.name)
+            reply = await definition.handler(ctx.request_context.lifespan_context, args, ctx)
+        except OptimlError as error:
+            raise ToolError(f"{error.code}: {error}"[:MOST_ERROR_CHARACTERS]) from error
+        return CallToolResult(
+            content=[TextContent(type="text", text=json.dumps(reply, ensure_ascii=False))],
+            structured_content=reply,
+            _meta={"optiml/seconds": round(time.perf_counter() - begun, 4)},
+        )
+
+    return StrictTool(
+        fn=tool,
+        name=definition.name,
+        title=definition.title,
+        description=definition.description,
+        parameters=schema_of(definition.arguments),
+        fn_metadata=RawArguments(arg_model=ArgModelBase, output_schema=_answer_schema(definition.answer)),
+        is_async=True,
+        context_kwarg="ctx",
+        annotations=definition.annotations,
+    )
+
+
+def _answer_schema(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Schema of an answer: three fields always there, the others null or absent where they do not apply."""
+    return {
+        "type": "object",
+        "properties": {
+            "summary": {"type": "string"},
+            "next_action": {"type": "string"},
+            "warnings": {"type": "array", "items": {"type": "string"}},
+            **{name: {"type": [kind, "null"]} for name, kind in fields.items()},
+            "cut": {"type": "array", "description": "What was left out to stay under 8 KB, and where it is."},
+        },
+        "required": ["summary", "next_action", "warnings"],
+        "additionalProperties": True,
+    }

@@ -1,0 +1,85 @@
+"""Replies over MCP stay under 8 KB and say what they left out."""
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optiml_mcp.replies import MAX_REPLY_BYTES, fit, size_of
+
+URI = "optiml://runs/r-1"
+
+
+def reply(**more: Any) -> dict[str, Any]:
+    return {"summary": "Accepted.", "next_action": "Profile it.", "warnings": [], **more}
+
+
+def test_a_reply_that_fits_is_left_alone() -> None:
+    whole = reply(cases=[{"ok": True}] * 10, kernel={"source": "x"})
+    assert fit(whole, uri=URI) == whole
+
+
+def test_a_source_that_does_not_fit_becomes_null_with_the_uri_of_its_kernel() -> None:
+    kernel = {"kernel_id": "0123456789abcdef", "kernel": {"source": "x" * 9000, "params": {"B": 1}}}
+    cut = fit(reply(best=kernel), uri=URI)
+    assert cut["best"]["kernel"] == {"source": None, "params": {"B": 1}}
+    assert cut["cut"] == [{"path": "best.kernel.source", "total": 9000, "uri": "optiml://kernels/0123456789abcdef"}]
+
+
+def test_the_best_kernel_keeps_its_source_when_only_the_others_must_go() -> None:
+    kernels = [{"kernel_id": f"{n:016x}", "kernel": {"source": "x" * 2500}} for n in range(4)]
+    cut = fit(reply(candidates=kernels), uri=URI)
+    sources = [item["kernel"]["source"] for item in cut["candidates"]]
+    assert sources[0] == "x" * 2500
+    assert sources[-1] is None
+
+
+def test_lists_inside_nested_records_go_before_the_source_of_the_best_kernel() -> None:
+    cases = [{"axes": {"n": n}, "ok": True, "max_abs_error": 0.0} for n in range(200)]
+    best = {"kernel_id": "0123456789abcdef", "kernel": {"source": "x" * 3000}, "verdict": {"cases": cases}}
+    cut = fit(reply(best=best), uri=URI)
+    assert cut["best"]["kernel"]["source"] == "x" * 3000
+    assert 1 <= len(cut["best"]["verdict"]["cases"]) < 200
+
+
+def test_a_list_keeps_its_first_entries_and_tells_the_full_count() -> None:
+    cut = fit(reply(cases=[{"axes": {"n": n}} for n in range(2000)]), uri=URI)
+    assert cut["cases"] == [{"axes": {"n": n}} for n in range(len(cut["cases"]))]
+    assert len(cut["cases"]) > 50
+    assert cut["cut"] == [{"path": "cases", "total": 2000, "uri": URI}]
+
+
+def test_a_long_log_is_shortened_and_the_rest_stays() -> None:
+    cut = fit(reply(build={"log": "warning " * 4000, "arch": "sm_80"}, kernel_id="0123456789abcdef"), uri=None)
+    assert cut["build"]["arch"] == "sm_80"
+    assert cut["build"]["log"].endswith("…")
+    assert cut["cut"][0]["path"] == "build.log"
+
+
+def test_cuts_inside_entries_that_are_gone_are_not_listed() -> None:
+    entries = [{"log": "x" * 700} for _ in range(300)]
+    cut = fit(reply(path=entries), uri=URI)
+    shown = len(cut["path"])
+    assert all(
+        note["path"] == "path" or int(note["path"].split(".")[1]) < shown for note in cut["cut"] if "." in note["path"]
+    )
+    assert {"path": "path", "total": 300, "uri": URI} in cut["cut"]
+
+
+def test_non_ascii_text_is_counted_as_a_client_may_escape_it() -> None:
+    assert size_of("×" * 10) == 62
+    assert len(json.dumps(fit(reply(log="×" * 3000), uri=URI))) <= MAX_REPLY_BYTES
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3000),
+    lambda inner: st.lists(inner, max_size=30) | st.dictionaries(st.text(max_size=12), inner, max_size=30),
+    max_leaves=60,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(["a", "summary", "warnings", "kernel_id", "cases"]), JSON, max_size=5))
+def test_whatever_it_holds_a_reply_is_cut_to_the_limit(whole: dict[str, Any]) -> None:
+    assert size_of(fit(whole, uri=URI)) <= MAX_REPLY_BYTES
