@@ -53,7 +53,8 @@ _LOG = logging.getLogger(__name__)
 _TAIL_BYTES = 64 << 10  # kept of what a worker writes to its stdout and stderr
 _OUT_OF_MEMORY = 71  # exit code by which a child says so
 _END_TIMEOUT_S = 10.0  # for the kernel to take a killed process down; a GPU driver may be slow
-_POLL_S = 0.05
+_PROBE_TIMEOUT_S = 60.0
+_POLL_S = 0.05  # how often a cancelled program is noticed
 _PIPE_BYTES = 64 << 10
 
 _BOOT = (
@@ -111,13 +112,18 @@ class Worker:
 
     @property
     def layers(self) -> Layers:
-        """Which parts of the policy hold in the child; starts it if it is not running.
+        """Which parts of the policy hold in the child; starts one if none was started yet.
 
         Raises:
             WorkerDied, WorkerTimeout, SetupError: as `call`.
         """
+        with self._state:
+            if self._child is not None and self._child.layers is not None:
+                return self._child.layers
         with self._one_call, self._call_in_progress():
-            return self._started().layers
+            layers = self._started().layers
+        assert layers is not None
+        return layers
 
     @property
     def pid(self) -> int | None:
@@ -245,6 +251,23 @@ class Worker:
             return _Ending()
         self._finalizer.detach()
         return child.end(by_itself=by_itself)
+
+
+def probe(policy: Policy | None = None) -> Layers:
+    """Start one child to see which layers this machine offers; takes about 0.1 s, so ask once.
+
+    Raises:
+        SetupError: no child can be started here.
+    """
+    child = _start_worker(policy or Policy(), {}, FRAME_LIMIT_BYTES)
+    deadline = time.monotonic() + _PROBE_TIMEOUT_S
+    try:
+        child.channel.send({"policy": child.policy.to_json(), "module": None, "paths": []}, deadline=deadline)
+        return _decode_layers(child.channel.receive(deadline=deadline)[0])
+    except (EOFError, OSError, FrameError) as error:
+        raise SetupError("a child process did not start as it should", code="no_sandbox") from error
+    finally:
+        child.end()
 
 
 # --- the parent: outside programs ------------------------------------------------------------------------------
@@ -469,7 +492,7 @@ class _Child:
         self.channel = channel
         self.policy = policy
         self.status_fd = status_fd  # where a guard reports how its child ended
-        self.layers = Layers()
+        self.layers: Layers | None = None  # until the child has told
         self._tail = tail
         self._scratch = scratch  # to remove at the end
         self._owner = os.getpid()
@@ -808,11 +831,18 @@ def child() -> None:
         _become_program(channel, policy, orders["argv"], orders["environment"])
     sys.path += [path for path in orders["paths"] if path not in sys.path]
     channel.send({"layers": sandbox.apply(policy).to_json()})
+    if orders["module"] is None:  # a probe
+        os._exit(0)
     _service = _Service(channel=channel, policy=policy)
-    try:
-        runpy.run_module(orders["module"], run_name="__main__")
-    except MemoryError:
-        os._exit(_OUT_OF_MEMORY)
+    sys.excepthook = _leave_after
+    runpy.run_module(orders["module"], run_name="__main__")
+
+
+def _leave_after(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End the child at once after an exception that nobody caught, so that the parent sees its exit code."""
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(_OUT_OF_MEMORY if issubclass(kind, MemoryError) else 1)
 
 
 def serve(handler: Handler) -> None:
@@ -842,8 +872,6 @@ def serve(handler: Handler) -> None:
             del header, answer
         except OptimlError as error:
             channel.send({**ticket, "error": _encode_error(error)})
-        except MemoryError:
-            os._exit(_OUT_OF_MEMORY)
         del message, blobs  # not kept while waiting
 
 

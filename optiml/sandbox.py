@@ -281,7 +281,7 @@ def apply(policy: Policy, *, before_exec: bool = False) -> Layers:
     if not policy.network:
         held["network_namespace"] = _leave_network(kernel)
     held["limits"] = _set_limits(policy, before_exec, notes)
-    held |= _drop_privileges(kernel, policy, confined=ruleset is not None, notes=notes)
+    held |= _drop_privileges(kernel, policy, before_exec, confined=ruleset is not None, notes=notes)
     try:
         kernel.prctl(_PR_SET_NO_NEW_PRIVS, 1)
         held["no_new_privileges"] = True
@@ -471,36 +471,37 @@ def _lower_limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _drop_privileges(kernel: _Kernel, policy: Policy, *, confined: bool, notes: list[str]) -> dict[str, Any]:
+def _drop_privileges(
+    kernel: _Kernel, policy: Policy, before_exec: bool, *, confined: bool, notes: list[str]
+) -> dict[str, Any]:
     """Leave root if we are root, and every capability in any case.
 
     Where the interpreter lies in a folder that other users cannot enter, the new uid keeps the one
     capability to read and search all folders, provided that Landlock then decides what it may read.
     """
     held: dict[str, Any] = {}
-    kept = 0
-    if os.geteuid() != 0:
-        if policy.processes:
-            held["process_limit"] = _limit_tasks(os.getuid(), policy.task_limit)
-    elif _readable_by_others(policy):
-        _become_another_user(policy, held, notes)
-    elif confined and _has_capability(_CAP_DAC_READ_SEARCH):
-        kept = 1 << _CAP_DAC_READ_SEARCH
-        kernel.prctl(_PR_SET_KEEPCAPS, 1)
-        _become_another_user(policy, held, notes)
-    else:
-        notes.append("still root, without capabilities: other users cannot read the interpreter")
-    if os.geteuid() == 0:
-        kept = 0
-    held["unprivileged_uid"] = os.geteuid() != 0
+    is_root, kept = os.geteuid() == 0, 0
+    moves = is_root and _readable_by_others(policy, before_exec)
+    if is_root and not moves and confined and _has_capability(_CAP_DAC_READ_SEARCH):
+        moves, kept = True, 1 << _CAP_DAC_READ_SEARCH
     try:
-        _drop_bounding_set(kernel)
+        _drop_bounding_set(kernel, kept)
+        if moves:
+            kernel.prctl(_PR_SET_KEEPCAPS, int(kept != 0))
+            _become_another_user(policy, held, notes)
+        elif is_root:
+            notes.append("still root, without capabilities: other users cannot read what it needs")
+        elif policy.processes:
+            held["process_limit"] = _limit_tasks(os.getuid(), policy.task_limit)
+        if os.geteuid() == 0:
+            kept = 0
         _set_capabilities(kernel, kept)
         if kept:  # a program that takes this one's place keeps it too
             kernel.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH)
         held["capabilities_dropped"] = True
     except OSError as error:
         notes.append(f"capabilities could not be dropped: {error.strerror}")
+    held["unprivileged_uid"] = os.geteuid() != 0
     return held
 
 
@@ -526,8 +527,9 @@ def _become_another_user(policy: Policy, held: dict[str, Any], notes: list[str])
     notes.append("still root, without capabilities: this container maps no other uid")
 
 
-def _readable_by_others(policy: Policy) -> bool:
-    paths = [path for path in (*interpreter_paths(), *policy.readable) if os.path.exists(path)]
+def _readable_by_others(policy: Policy, before_exec: bool) -> bool:
+    needed = policy.readable if before_exec else (*interpreter_paths(), *policy.readable)
+    paths = [path for path in needed if os.path.exists(path)]
     if not all(_open_to_others(path, stat.S_IROTH) for path in paths):
         return False
     return policy.scratch is None or _open_to_others(os.path.dirname(policy.scratch), stat.S_IXOTH)
@@ -570,8 +572,10 @@ def _has_capability(number: int) -> bool:
     return False
 
 
-def _drop_bounding_set(kernel: _Kernel) -> None:
+def _drop_bounding_set(kernel: _Kernel, kept: int) -> None:
     for number in range(64):
+        if kept >> number & 1:
+            continue
         try:
             kernel.prctl(_PR_CAPBSET_DROP, number)
         except OSError as error:
