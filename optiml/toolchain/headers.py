@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 PRELUDE_NAME = "optiml_prelude.h"
 
+# The 64-bit types are those of CUDA's own <cuda/std/cstdint>, so that both can be included.
 _STDINT = """#pragma once
-typedef signed char int8_t; typedef short int16_t; typedef int int32_t;
+typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
-typedef long int int64_t; typedef unsigned long int uint64_t;
-typedef long int intptr_t; typedef unsigned long int uintptr_t; typedef long int ptrdiff_t;
+typedef unsigned long long uint64_t; typedef long long intptr_t; typedef unsigned long long uintptr_t;
+typedef long int ptrdiff_t;
 """
 
 _LIMITS = """#pragma once

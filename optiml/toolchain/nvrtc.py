@@ -106,9 +106,8 @@ class Compiler:
                 f"--gpu-architecture={arch}",
                 "-lineinfo",
                 "--ptxas-options=-v",
-                "--no-source-include",
                 f"--pre-include={PRELUDE_NAME}",
-                "--diag-suppress=222",
+                "--diag-suppress=47,222",  # repeated limits macros; INFINITY overflows on purpose
                 *(() if any(flag.startswith("-std") for flag in kernel.flags) else ("-std=c++17",)),
                 *kernel.flags,
                 *_defines(kernel.params),

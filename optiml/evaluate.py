@@ -1,0 +1,253 @@
+"""Kernel to Evaluation: build, verify, profile. The one evaluator of every front end.
+
+Builds, verdicts and profiles are kept in the store; equal code (one fingerprint) is evaluated once.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from optiml.codec import digest, encode, kernel_id, problem_digest, restore
+from optiml.device.device import Device
+from optiml.errors import NotAccepted
+from optiml.records import Build, Evaluation, Kernel, Level, Problem, Profile, Verdict, Workload
+from optiml.store import Store, cache_key
+from optiml.toolchain.nvrtc import CompileFailure
+from optiml.verify.reference import References
+from optiml.verify.verify import Verifier
+
+Depth = Literal["reduced", "full", "confirm"]
+BUILDS_IN_MEMORY = 256
+PROFILE_TIMEOUT_S = 60.0
+
+
+class Compiler(Protocol):
+    """What compiles: NVRTC, or a script in a test."""
+
+    @property
+    def version(self) -> str: ...
+
+    def compile(self, kernel: Kernel, arch: str) -> Build | CompileFailure: ...
+
+    def close(self) -> None: ...
+
+
+class Profiler(Protocol):
+    """What profiles an accepted kernel."""
+
+    @property
+    def version(self) -> str: ...
+
+    def profile(
+        self,
+        kernel: Kernel,
+        build: Build,
+        problem: Problem,
+        device: Device,
+        *,
+        bench: tuple[Workload, ...],
+        metrics: Sequence[str] | None,
+        timeout_s: float,
+    ) -> Profile: ...
+
+
+class CachedCompiler:
+    """A compiler whose successful builds are kept, in memory and in the store."""
+
+    def __init__(self, compiler: Compiler, store: Store) -> None:
+        self._compiler = compiler
+        self._store = store
+        self._recent: OrderedDict[tuple[str, str], Build | CompileFailure] = OrderedDict()
+
+    @property
+    def version(self) -> str:
+        return self._compiler.version
+
+    def compile(self, kernel: Kernel, arch: str) -> Build | CompileFailure:
+        place = (kernel_id(kernel), arch)
+        if place not in self._recent:
+            self._recent[place] = self._stored_or_new(kernel, arch)
+            while len(self._recent) > BUILDS_IN_MEMORY:
+                self._recent.popitem(last=False)
+        return self._recent[place]
+
+    def _stored_or_new(self, kernel: Kernel, arch: str) -> Build | CompileFailure:
+        key = cache_key("build", kernel=kernel_id(kernel), arch=arch, compiler=self._compiler.version)
+        found = self._store.get(key)
+        if found is not None:
+            return restore(Build, {**found, "cubin": base64.b64decode(found["cubin"])})
+        build = self._compiler.compile(kernel, arch)
+        if isinstance(build, Build):
+            self._store.put(key, {**encode(build), "cubin": base64.b64encode(build.cubin).decode("ascii")})
+        return build
+
+    def close(self) -> None:
+        self._compiler.close()
+
+
+class Evaluator:
+    """Builds, verifies and profiles kernels of any problem on one device."""
+
+    def __init__(
+        self,
+        *,
+        compiler: Compiler,
+        device: Device,
+        references: References,
+        profiler: Profiler,
+        store: Store,
+        kernel_timeout_s: float,
+    ) -> None:
+        self.device = device
+        self._compiler = compiler
+        self._profiler = profiler
+        self._store = store
+        self._verifier = Verifier(compiler, device, references, kernel_timeout_s=kernel_timeout_s)
+
+    def build(self, kernel: Kernel, *, arch: str | None = None) -> Build | CompileFailure:
+        return self._compiler.compile(kernel, arch or self.device.info.arch)
+
+    def verify(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        *,
+        level: Level = "L1",
+        seed: int | None = None,
+        arch: str | None = None,
+        warnings: tuple[str, ...] = (),
+    ) -> Verdict:
+        """A verdict, from the store where the same question was answered before with fresh seeds."""
+        key = cache_key(
+            "verdict",
+            kernel=kernel_id(kernel),
+            problem=problem_digest(problem),
+            level=level,
+            seed=seed,
+            arch=arch or self.device.info.arch,
+            device=encode(self.device.info),
+            compiler=self._compiler.version,
+        )
+        found = self._store.get(key)
+        if found is not None:
+            return dataclasses.replace(restore(Verdict, found), cached=True)
+        verdict = self._verifier.verify(
+            kernel, problem, level=level, seed=seed, build=self.build(kernel, arch=arch), warnings=warnings
+        )
+        if _repeatable(verdict):
+            self._store.put(key, encode(verdict))
+        return verdict
+
+    def profile(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        *,
+        metrics: Sequence[str] | None = None,
+        verdict: Verdict | None = None,
+    ) -> Profile:
+        """Profile a kernel at the problem's bench sizes; `cached` says that the store had the answer.
+
+        Raises:
+            NotAccepted: the kernel is not accepted at L0.
+        """
+        bench = problem.bench or problem.workloads[-1:]
+        key = cache_key(
+            "profile",
+            kernel=kernel_id(kernel),
+            problem=problem_digest(problem),
+            metrics=None if metrics is None else list(metrics),
+            device=encode(self.device.info),
+            compiler=self._compiler.version,
+            profiler=self._profiler.version,
+        )
+        found = self._store.get(key)
+        if found is not None:
+            return dataclasses.replace(restore(Profile, found), cached=True)
+        if verdict is None:
+            verdict = self.verify(kernel, problem, level="L0")
+        build = self.build(kernel)
+        if verdict.status != "accepted" or isinstance(build, CompileFailure):
+            raise NotAccepted(f"{verdict.reason or verdict.status}: {verdict.detail}")
+        profile = self._profiler.profile(
+            kernel, build, problem, self.device, bench=bench, metrics=metrics, timeout_s=PROFILE_TIMEOUT_S
+        )
+        self._store.put(key, encode(profile))
+        return profile
+
+    def session(self, problem: Problem, *, seed: int) -> Callable[..., Evaluation]:
+        """`evaluate(kernel, depth=...)` for one search: nodes reduced, finalists full, the winner with fresh seeds."""
+        known: dict[tuple[str, Depth], Evaluation] = {}
+
+        def evaluate(kernel: Kernel, *, depth: Depth) -> Evaluation:
+            started = time.monotonic()
+            identity = kernel_id(kernel)
+            build = self.build(kernel)
+            fingerprint = None if isinstance(build, CompileFailure) else code_fingerprint(kernel, build)
+            if fingerprint is not None and depth != "confirm" and (fingerprint, depth) in known:
+                return _renamed(known[fingerprint, depth], identity)
+            salt = {"reduced": 1, "full": 2, "confirm": 3}[depth]
+            verdict = self._verifier.verify(
+                kernel, problem, seed=seed * 4 + salt, reduced=depth == "reduced", build=build
+            )
+            profile = self.profile(kernel, problem, verdict=verdict) if verdict.status == "accepted" else None
+            evaluation = Evaluation(
+                kernel_id=identity,
+                verdict=verdict,
+                profile=profile,
+                fingerprint=fingerprint,
+                seconds=round(time.monotonic() - started, 3),
+            )
+            if fingerprint is not None:
+                known[fingerprint, depth] = evaluation
+            return evaluation
+
+        return evaluate
+
+    def close(self) -> None:
+        self.device.close()
+
+
+def _repeatable(verdict: Verdict) -> bool:
+    """Whether a verdict says something of the kernel rather than of this moment on this machine."""
+    return verdict.status == "accepted" or verdict.reason not in (None, "timed_out", "resource_limit")
+
+
+def _renamed(evaluation: Evaluation, identity: str) -> Evaluation:
+    uri = f"optiml://kernels/{identity}"
+    profile = evaluation.profile
+    return dataclasses.replace(
+        evaluation,
+        kernel_id=identity,
+        verdict=dataclasses.replace(evaluation.verdict, kernel_id=identity, uri=uri),
+        profile=None if profile is None else dataclasses.replace(profile, kernel_id=identity),
+    )
+
+
+def code_fingerprint(kernel: Kernel, build: Build) -> str:
+    """sha256 over the PTX without names, lines and comments, and over the launch plan with its params.
+
+    Two sources with one fingerprint are one program; the search visits it once.
+    """
+    code = re.sub(r"(?m)^\s*\.loc\b.*$|//.*$", "", build.ptx)
+    code = re.sub(r"(?m)^\s*\.(?:file|version)\b.*$", "", code)
+    code = code.split(".section", 1)[0]
+    code = "\n".join(line.strip() for line in code.splitlines() if line.strip())
+    plan: Mapping[str, Any] = {
+        "launches": encode(kernel.launches),
+        "workspace": encode(kernel.workspace),
+        "params": encode({name: kernel.params[name] for name in _params_in_plan(kernel)}),
+    }
+    return hashlib.sha256(f"{code}\n{digest(plan)}".encode()).hexdigest()
+
+
+def _params_in_plan(kernel: Kernel) -> list[str]:
+    text = repr(encode(kernel.launches)) + repr(encode(kernel.workspace))
+    return sorted(name for name in kernel.params if re.search(rf"\b{re.escape(name)}\b", text))

@@ -1,0 +1,1 @@
+"""Whether a kernel is right: references, tolerances, hidden cases, controls, verdicts."""

@@ -1,0 +1,53 @@
+"""Verdicts in words that a model or a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from optiml.records import Problem, Reason, Verdict
+
+_CURE: Mapping[Reason, str] = {
+    "host_escape": "Remove the host code that reaches outside the launch plan.",
+    "problem_degenerate": "Change the problem's workloads so that wrong outputs differ from right ones.",
+    "forbidden_source": "Include only CUDA headers by name, and drop the construct named in `detail`.",
+    "compile_failed": "Fix the compiler error in `detail` and send the kernel again.",
+    "resource_limit": "Shrink the source: fewer template instances, smaller unrolls, smaller static arrays.",
+    "bad_launch": "Correct the launch plan: kernel name, argument list, grid and block within the device's limits.",
+    "timed_out": "Look for a loop that never ends or a wait that nobody answers; then for far too much work a thread.",
+    "fault": "Guard the access named in `fault` with a bounds check, or correct its index.",
+    "race": "Order the two accesses named in `fault` with a barrier or an atomic.",
+    "mutated_input": "Write to outputs and workspaces only; an array updated in place must be declared in both.",
+    "unwritten_output": "Write every element of every output; clear an output before adding to it, or use a workspace.",
+    "nonfinite": "Guard against overflow and division by zero: subtract the maximum before exp, add eps before rsqrt.",
+    "state_across_runs": "Compute everything anew in every run; reset counters and scratch in the first launch.",
+    "hard_coded": "Handle every size in the problem's domain, not only the ones shown.",
+    "imprecise": "Accumulate in float32 or wider and in a tree order; avoid fast-math where it costs digits.",
+    "wrong_values": "Compare the indexing of the element in `first_mismatch` with the reference.",
+    "too_fast": "The time lies below the speed of light; check that the kernel does the whole work.",
+}
+
+
+def summary(verdict: Verdict, problem: Problem, log: str = "") -> str:
+    """One or two sentences: what was decided, on what grounds."""
+    where = f" on {verdict.device.name}" if verdict.device is not None else ""
+    if verdict.status == "accepted":
+        hidden = sum(case.hidden for case in verdict.cases)
+        shown = len(verdict.cases) - hidden
+        return (
+            f"Accepted at {verdict.levels[-1]}{where}: right in {shown} given and {hidden} hidden cases of "
+            f"{problem.name} ({verdict.domain})."
+        )
+    if verdict.status == "unverified":
+        label = f" ({verdict.reason})" if verdict.reason else ""
+        return f"Not verified{label}: {verdict.detail}."
+    text = f"Rejected, {verdict.reason}: {verdict.detail}."
+    return text if not log else f"{text}\n{log}"
+
+
+def next_action(verdict: Verdict) -> str:
+    """What to do next."""
+    if verdict.status == "accepted":
+        return "Profile it with profile_ncu, or improve it with run_mcts."
+    if verdict.reason is not None:
+        return _CURE[verdict.reason]
+    return "See `detail`: it names what is missing."

@@ -1,0 +1,193 @@
+"""Which sizes, scalars and distributions a kernel is tried on: the caller's, and hidden ones drawn from the domain."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from optiml.errors import InvalidInput
+from optiml.expressions import evaluate, evaluate_float
+from optiml.problems.data import is_float
+from optiml.problems.problem import INT32_MAX, in_domain, named_distributions, names_of, satisfies
+from optiml.records import Axis, Distribution, Problem, Scalar, Workload
+
+# Ones, primes, powers of two and their neighbours, and what lies beside common block sizes.
+INTERESTING = (
+    1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 97, 100, 127, 128, 129, 191, 192, 193, 251, 255, 256, 257,
+    300, 383, 384, 385, 509, 511, 512, 513, 641, 767, 769, 1000, 1009, 1023, 1024, 1025, 1031, 1500, 2047, 2049, 3001,
+    4095, 4097, 5003, 8191, 8193, 10007, 16381, 16385, 32771, 65537,
+)  # fmt: skip
+SINGLE_AXIS_REACH = 65537  # hidden sizes of one-axis problems go this far; of others twice the largest workload
+COST_REACH = 4.0  # times the cost of the dearest workload ...
+LEAST_COST_REACH = 3e5  # ... or this many operations or elements, whichever is more
+HIDDEN_CASES = 9
+REDUCED_HIDDEN_CASES = 3
+REDUCED_VISIBLE_CASES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One set of sizes and distributions; `seed` is private."""
+
+    workload: Workload
+    hidden: bool
+    seed: int
+
+    def distribution(self) -> dict[str, str]:
+        """Names of the distributions, as a verdict shows them."""
+        return {name: _label(spec) for name, spec in self.workload.inputs.items()}
+
+
+def _label(spec: str | Distribution) -> str:
+    if isinstance(spec, str):
+        return spec
+    if spec.values is not None or spec.npy is not None:
+        return "given values"
+    bounds = f"[{spec.low or 0}, {spec.high})" if spec.high is not None or spec.low is not None else ""
+    return f"{spec.distribution}{bounds}"
+
+
+def visible_cases(problem: Problem, rng: random.Random, *, reduced: bool) -> tuple[Case, ...]:
+    """The caller's workloads, every input named; inputs left open are normal (integers: integers)."""
+    workloads = problem.workloads
+    if reduced and len(workloads) > REDUCED_VISIBLE_CASES:
+        dearest = sorted(range(len(workloads)), key=lambda i: -cost(problem, workloads[i]))
+        keep = sorted({0, *dearest[: REDUCED_VISIBLE_CASES - 1]})
+        workloads = tuple(workloads[i] for i in keep)
+    return tuple(
+        Case(workload=_named(problem, workload), hidden=False, seed=rng.getrandbits(63)) for workload in workloads
+    )
+
+
+def _named(problem: Problem, workload: Workload) -> Workload:
+    inputs: dict[str, str | Distribution] = {}
+    for name, tensor in problem.inputs.items():
+        if tensor.shape is not None:
+            inputs[name] = workload.inputs.get(name, "normal" if is_float(tensor.dtype) else "integers")
+    return Workload(axes=dict(workload.axes), scalars=dict(workload.scalars), inputs=inputs)
+
+
+def hidden_cases(problem: Problem, rng: random.Random, *, reduced: bool) -> tuple[Case, ...]:
+    """Sizes the caller did not name, inside the domains and constraints; distributions that the problem names."""
+    wanted = REDUCED_HIDDEN_CASES if reduced else HIDDEN_CASES
+    choices = {
+        name: named_distributions(problem, name) for name, tensor in problem.inputs.items() if tensor.shape is not None
+    }
+    fixed = [name for name, specs in choices.items() if not specs]  # literal data only: its sizes cannot change
+    sizes = _hidden_sizes(problem, rng, 0 if fixed else wanted)
+    if fixed:
+        sizes = [(dict(w.axes), dict(w.scalars)) for w in problem.workloads][:wanted]
+    cases = []
+    for index, (axes, scalars) in enumerate(sizes):
+        inputs: dict[str, str | Distribution] = {}
+        for position, (name, specs) in enumerate(choices.items()):
+            if specs:
+                inputs[name] = specs[(index + position) % len(specs)] if index else specs[0]
+            else:
+                inputs[name] = problem.workloads[index].inputs[name]
+        workload = Workload(axes=axes, scalars=scalars, inputs=inputs)
+        cases.append(Case(workload=workload, hidden=True, seed=rng.getrandbits(63)))
+    return tuple(cases)
+
+
+def cost(problem: Problem, workload: Workload) -> float:
+    """Rough work of one workload: its operations where the problem says them, else its elements."""
+    names = names_of(problem, workload.axes, workload.scalars)
+    elements = 0.0
+    for tensor in (*problem.inputs.values(), *problem.outputs.values()):
+        count = 1.0
+        for size in tensor.shape or ():
+            count *= evaluate(size, names)
+        elements += count
+    flops = evaluate_float(problem.flops, names) if problem.flops is not None else 0.0
+    return max(elements, flops)
+
+
+def _hidden_sizes(problem: Problem, rng: random.Random, wanted: int) -> list[tuple[dict[str, int], dict[str, Scalar]]]:
+    variable = [name for name, axis in problem.axes.items() if axis.type == "var"]
+    reach = {name: _reach(problem, name, single=len(variable) == 1) for name in variable}
+    candidates = {name: _candidates(problem.axes[name], reach[name]) for name in variable}
+    limit = max(COST_REACH * max(cost(problem, w) for w in problem.workloads), LEAST_COST_REACH)
+    seen = {tuple(sorted(w.axes.items())) for w in problem.workloads}
+    found: list[tuple[dict[str, int], dict[str, Scalar]]] = []
+    scalars = [dict(w.scalars) for w in problem.workloads]
+    if not variable:
+        return [(dict(problem.workloads[i % len(scalars)].axes), scalars[i % len(scalars)]) for i in range(wanted)]
+    for attempt in range(60 * wanted):
+        if len(found) == wanted:
+            break
+        given = scalars[attempt % len(scalars)]
+        axes = _proposal(problem, candidates, len(found), rng, attempt)
+        key = tuple(sorted(axes.items()))
+        if key in seen or not _usable(problem, axes, given, limit):
+            continue
+        seen.add(key)
+        found.append((axes, given))
+    return found
+
+
+def _proposal(
+    problem: Problem, candidates: Mapping[str, Sequence[int]], index: int, rng: random.Random, attempt: int
+) -> dict[str, int]:
+    """Case 0 is the smallest; then each axis is drawn from its low, middle or high part in turn."""
+    axes: dict[str, int] = {}
+    workload = problem.workloads[attempt % len(problem.workloads)]
+    for position, (name, values) in enumerate(candidates.items()):
+        if index == 0 and attempt < 8:
+            axes[name] = values[0]
+        elif rng.random() < 0.25 and len(candidates) > 1:
+            axes[name] = workload.axes[name]
+        else:
+            part = (index + position * 2 + attempt // 20) % 3
+            low, high = len(values) * part // 3, max(len(values) * (part + 1) // 3, len(values) * part // 3 + 1)
+            axes[name] = values[min(rng.randrange(low, high), len(values) - 1)]
+    return axes
+
+
+def _usable(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar], limit: float) -> bool:
+    if not satisfies(problem, axes, scalars):
+        return False
+    try:
+        return cost(problem, Workload(axes=axes, scalars=scalars)) <= limit and _no_negative(problem, axes, scalars)
+    except InvalidInput:
+        return False
+
+
+def _no_negative(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> bool:
+    names = names_of(problem, axes, scalars)
+    tensors = (*problem.inputs.values(), *problem.outputs.values())
+    return all(evaluate(size, names) >= 0 for tensor in tensors for size in tensor.shape or ())
+
+
+def _reach(problem: Problem, name: str, *, single: bool) -> int:
+    largest = max(workload.axes[name] for workload in problem.workloads)
+    reach = max(2 * largest, SINGLE_AXIS_REACH) if single else max(2 * largest, 8)
+    domain = problem.axes[name].max
+    return min(reach, INT32_MAX if domain is None else domain)
+
+
+def _candidates(axis: Axis, reach: int) -> list[int]:
+    if axis.choices is not None:
+        return sorted(value for value in axis.choices if in_domain(axis, value)) or [axis.choices[0]]
+    step = axis.multiple_of or 1
+    low = max(axis.min if axis.min is not None else 1, 0 if axis.min == 0 else 1)
+    values = {value for value in INTERESTING if value <= reach}
+    values |= {value * step for value in INTERESTING if value * step <= reach}
+    values |= {low, low + 1, low + 2, reach, reach - 1}
+    usable = sorted(value for value in values if value >= low and in_domain(axis, value))
+    return usable or [max(low, step)]
+
+
+def describe_domain(problem: Problem, cases: Sequence[Case]) -> str:
+    """For example `n: 14 sizes in 1..65537`."""
+    parts = []
+    for name, axis in problem.axes.items():
+        if axis.type == "const":
+            parts.append(f"{name}: always {axis.value}")
+            continue
+        sizes = sorted({case.workload.axes[name] for case in cases if name in case.workload.axes})
+        if sizes:
+            span = f"{sizes[0]}..{sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
+            parts.append(f"{name}: {len(sizes)} size{'s' if len(sizes) > 1 else ''} in {span}")
+    return "; ".join(parts)

@@ -1,0 +1,550 @@
+"""The one place that chooses: settings in, concrete backends out, and the methods both front ends call.
+
+Everything is started on first use. A workbench is safe to call from several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from optiml.codec import decode, encode, kernel_id, normalised_source, restore
+from optiml.device.emulated import EmulatedDevice, emulated_info
+from optiml.diffs import apply_diff
+from optiml.doctor import Check, examine
+from optiml.errors import InvalidInput, NotAccepted, SetupError
+from optiml.evaluate import CachedCompiler, Evaluator
+from optiml.generate.generate import generate
+from optiml.kernel_file import merge_block, read_kernel_text
+from optiml.measure.compare import compare
+from optiml.measure.counted import CountedProfiler
+from optiml.problems.kernel_check import check_kernel
+from optiml.problems.problem import (
+    builtin_names,
+    check_problem,
+    kernel_from_text,
+    load_builtin,
+    main_dtype,
+    with_axes,
+    with_dtype,
+)
+from optiml.records import (
+    Build,
+    Distribution,
+    Generated,
+    Judgement,
+    Kernel,
+    KernelOracle,
+    Level,
+    Problem,
+    Profile,
+    SearchResult,
+    Verdict,
+    Workload,
+)
+from optiml.search.judge import judge_by_rules
+from optiml.searches import RunSummary, Searches, SearchProgress
+from optiml.settings import Settings
+from optiml.store import Store, open_store
+from optiml.toolchain.nvrtc import Compiler
+from optiml.toolchain.signatures import with_launches
+from optiml.verify.reference import References
+
+LOG = logging.getLogger(__name__)
+KERNEL_ID = re.compile(r"[0-9a-f]{16}")
+KernelSpec = str | Mapping[str, Any] | Kernel
+ProblemSpec = str | Mapping[str, Any] | Problem
+
+__all__ = ["Check", "RunSummary", "SearchProgress", "Workbench"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """A kernel as read from a caller, with what had to be assumed."""
+
+    kernel: Kernel
+    assumed: tuple[str, ...]
+
+
+class Workbench:
+    """What OptiML can do, over the backends that the settings and this machine give.
+
+    Args:
+        settings: read once by the front end.
+        confined: paths named by callers must lie inside `settings.roots` (over MCP); a person at the command line
+            may name any.
+    """
+
+    def __init__(self, settings: Settings, *, confined: bool = False) -> None:
+        self.settings = settings
+        self._confined = confined
+        self._lock = threading.RLock()
+        self._closing = contextlib.ExitStack()
+        self._store: Store | None = None
+        self._compiler: CachedCompiler | None = None
+        self._references: References | None = None
+        self._evaluators: dict[str, Evaluator] = {}
+        self._searches: Searches | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every child; a later call starts them again."""
+        with self._lock:
+            self._closing.close()
+            self._closing = contextlib.ExitStack()
+            self._store = self._compiler = self._references = self._searches = None
+            self._evaluators = {}
+
+    # --- backends ----------------------------------------------------------------------------------------------------
+    @property
+    def store(self) -> Store:
+        """Builds, verdicts, profiles and kernels by content."""
+        with self._lock:
+            if self._store is None:
+                self._store = open_store(self.settings.home / "store", size_limit_bytes=self.settings.store_limit_bytes)
+                self._closing.callback(self._store.close)
+            return self._store
+
+    def _compiler_of(self) -> CachedCompiler:
+        with self._lock:
+            if self._compiler is None:
+                nvrtc = Compiler(
+                    timeout_s=self.settings.compile_timeout_s, memory_bytes=self.settings.compile_memory_bytes
+                )
+                self._compiler = CachedCompiler(nvrtc, self.store)
+                self._closing.callback(self._compiler.close)
+            return self._compiler
+
+    def _references_of(self) -> References:
+        with self._lock:
+            if self._references is None:
+                self._references = References(
+                    timeout_s=self.settings.reference_timeout_s, trust=self.settings.trust_reference
+                )
+                self._closing.callback(self._references.close)
+            return self._references
+
+    def evaluator(self, device: str = "auto") -> Evaluator:
+        """The evaluator of one device.
+
+        Raises:
+            SetupError: code `no_device`: there is no such GPU, or GPUs are not usable here.
+        """
+        name = self._device_name(device)
+        with self._lock:
+            if name not in self._evaluators:
+                evaluator = Evaluator(
+                    compiler=self._compiler_of(),
+                    device=EmulatedDevice(emulated_info(name)),
+                    references=self._references_of(),
+                    profiler=CountedProfiler(),
+                    store=self.store,
+                    kernel_timeout_s=self.settings.kernel_timeout_s,
+                )
+                self._closing.callback(evaluator.close)
+                self._evaluators[name] = evaluator
+            return self._evaluators[name]
+
+    def _device_name(self, device: str) -> str:
+        wanted = self.settings.device if device == "auto" else device
+        if wanted == "auto":
+            return "emulator:a100"
+        if wanted.startswith("cuda"):
+            raise SetupError(
+                f"{wanted[:40]} is not available: this version runs on the embedded device only "
+                "(emulator:a100, emulator:h100, emulator:h200)",
+                code="no_device",
+            )
+        info = emulated_info(wanted)
+        return f"emulator:{info.model}"
+
+    # --- what callers name -------------------------------------------------------------------------------------------
+    def problem(self, spec: ProblemSpec, *, axes: Mapping[str, int] | None = None, dtype: str | None = None) -> Problem:
+        """A problem from its name or record, at a dtype and at bench sizes.
+
+        Raises:
+            InvalidInput: `unknown_problem`, or what is wrong with the record, the axes or the dtype.
+        """
+        if isinstance(spec, str):
+            builtin = load_builtin(spec)
+            problem = builtin.problem if dtype is None else with_dtype(builtin, dtype)
+        else:
+            problem = spec if isinstance(spec, Problem) else self._custom_problem(spec)
+            if dtype is not None:
+                problem = _retyped(problem, dtype)
+        return with_axes(problem, axes or {})
+
+    def _custom_problem(self, spec: Mapping[str, Any]) -> Problem:
+        problem = check_problem(decode(Problem, dict(spec), what="problem"))
+        if isinstance(problem.reference, KernelOracle):
+            oracle = check_kernel(with_launches(merge_block(problem.reference.kernel), problem)[0], problem)
+            problem = dataclasses.replace(problem, reference=KernelOracle(kernel=oracle))
+        for workload in (*problem.workloads, *problem.bench):
+            self._check_files(workload)
+        return problem
+
+    def _check_files(self, workload: Workload) -> None:
+        for spec in workload.inputs.values():
+            if isinstance(spec, Distribution) and spec.npy is not None:
+                self.allowed_path(spec.npy)
+
+    def allowed_path(self, text: str) -> Path:
+        """A path that a caller may name: any at the command line, inside a root over MCP.
+
+        Raises:
+            InvalidInput: it lies outside every root; the message does not say whether it exists.
+        """
+        if "\0" in text:
+            raise InvalidInput("a path may not hold a NUL character")
+        path = Path(text).expanduser() if not self._confined else Path(text)
+        if self._confined:
+            roots = [root.resolve() for root in self.settings.roots]
+            candidates = [path] if path.is_absolute() else [root / path for root in roots]
+            inside = [c.resolve() for c in candidates if any(c.resolve().is_relative_to(root) for root in roots)]
+            if not inside:
+                raise InvalidInput("the path lies outside the allowed roots (see --root)")
+            path = next((item for item in inside if item.exists()), inside[0])
+        return path
+
+    def kernel(self, spec: KernelSpec, problem: Problem | None) -> Kernel:
+        """A kernel in any form of contract §2, checked against its problem and remembered by its id.
+
+        Raises:
+            InvalidInput: what is wrong with it, or `unknown_kernel`.
+        """
+        return self._read_kernel(spec, problem).kernel
+
+    def _read_kernel(self, spec: KernelSpec, problem: Problem | None) -> _Read:
+        kernel = self._kernel_of(spec, problem)
+        assumed: tuple[str, ...] = ()
+        if problem is not None:
+            kernel, assumed = with_launches(kernel, problem)
+            check_kernel(kernel, problem)
+        self.store.put(_kernel_key(kernel_id(kernel)), encode(kernel))
+        return _Read(kernel=kernel, assumed=assumed)
+
+    def _kernel_of(self, spec: KernelSpec, problem: Problem | None) -> Kernel:
+        if isinstance(spec, Kernel):
+            return merge_block(dataclasses.replace(spec, source=normalised_source(spec.source)))
+        if isinstance(spec, str):
+            return self.known_kernel(spec) if KERNEL_ID.fullmatch(spec) else read_kernel_text(spec)
+        keys = set(spec)
+        if keys == {"id"}:
+            return self.known_kernel(str(spec["id"]))
+        if keys == {"path"}:
+            return self._kernel_file(str(spec["path"]))
+        if keys == {"base", "diff"}:
+            base = self._kernel_of(spec["base"], problem)
+            return dataclasses.replace(base, source=apply_diff(base.source, str(spec["diff"])))
+        source = spec.get("source")
+        if isinstance(source, str):
+            normalised_source(source)  # refused by size before anything is copied
+        kernel = decode(Kernel, dict(spec), what="kernel")
+        return merge_block(dataclasses.replace(kernel, source=normalised_source(kernel.source)))
+
+    def _kernel_file(self, text: str) -> Kernel:
+        path = self.allowed_path(text)
+        try:
+            if path.stat().st_size > 4 << 20:
+                raise InvalidInput("the kernel file is larger than 4 MiB", code="too_large")
+            content = path.read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput("the kernel file cannot be read as UTF-8 text") from error
+        return kernel_of_file(path.name, content)
+
+    def known_kernel(self, identity: str) -> Kernel:
+        """A kernel seen before.
+
+        Raises:
+            InvalidInput: code `unknown_kernel`.
+        """
+        found = self.store.get(_kernel_key(identity)) if KERNEL_ID.fullmatch(identity) else None
+        if found is None:
+            raise InvalidInput(f"no kernel {identity[:32]!r} is known here; send its source", code="unknown_kernel")
+        return restore(Kernel, found)
+
+    # --- the stages --------------------------------------------------------------------------------------------------
+    def verify(
+        self,
+        kernel_spec: KernelSpec,
+        problem_spec: ProblemSpec,
+        *,
+        level: Level = "L1",
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        device: str = "auto",
+        arch: str | None = None,
+        seed: int | None = None,
+    ) -> Verdict:
+        """Whether a kernel is right; see `Verdict`."""
+        problem = self.problem(problem_spec, axes=axes, dtype=dtype)
+        if axes:
+            problem = dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
+        read = self._read_kernel(kernel_spec, problem)
+        return self.evaluator(device).verify(
+            read.kernel, problem, level=level, seed=seed, arch=arch, warnings=read.assumed
+        )
+
+    def profile(
+        self,
+        kernel_spec: KernelSpec,
+        problem_spec: ProblemSpec,
+        *,
+        baseline: KernelSpec | None = None,
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        metrics: Sequence[str] | None = None,
+        device: str = "auto",
+    ) -> Profile:
+        """What an accepted kernel costs, and against a baseline if one is given.
+
+        Raises:
+            NotAccepted: the kernel or the baseline is not right.
+        """
+        problem = self.problem(problem_spec, axes=axes, dtype=dtype)
+        evaluator = self.evaluator(device)
+        kernel = self.kernel(kernel_spec, problem)
+        profile = evaluator.profile(kernel, problem, metrics=metrics)
+        self.store.put(f"last-profile/{kernel_id(kernel)}", encode(profile))
+        if baseline is None:
+            return profile
+        try:
+            other = evaluator.profile(self.kernel(baseline, problem), problem, metrics=metrics)
+        except NotAccepted as error:
+            raise NotAccepted(f"the baseline: {error}") from error
+        return dataclasses.replace(profile, comparison=compare(profile, other))
+
+    def compare(
+        self,
+        new_spec: KernelSpec,
+        old_spec: KernelSpec,
+        problem_spec: ProblemSpec,
+        *,
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        device: str = "auto",
+    ) -> Profile:
+        """The profile of the new kernel with its comparison against the old one."""
+        return self.profile(new_spec, problem_spec, baseline=old_spec, axes=axes, dtype=dtype, device=device)
+
+    def judge(
+        self,
+        problem_spec: ProblemSpec,
+        before_spec: KernelSpec,
+        after_spec: KernelSpec,
+        *,
+        profile_id: str | None = None,
+        judge: str = "rules",
+        device: str = "auto",
+    ) -> Judgement:
+        """An opinion on an edit, from rules, static facts and the profile of what is edited."""
+        if judge != "rules":
+            raise SetupError(f"judge {judge[:40]!r} needs a language model; use judge=rules", code="model_unavailable")
+        problem = self.problem(problem_spec)
+        before = self.kernel(before_spec, problem)
+        after = self.kernel(after_spec, problem)
+        evaluator = self.evaluator(device)
+        builds = [evaluator.build(kernel) for kernel in (before, after)]
+        profile = self.last_profile(profile_id or kernel_id(before))
+        if profile is None:
+            with contextlib.suppress(NotAccepted):
+                profile = evaluator.profile(before, problem)
+        return judge_by_rules(
+            problem,
+            before,
+            after,
+            before_build=builds[0] if isinstance(builds[0], Build) else None,
+            after_build=builds[1] if isinstance(builds[1], Build) else None,
+            profile=profile,
+        )
+
+    def generate(
+        self,
+        intent: str | None = None,
+        problem: ProblemSpec | None = None,
+        *,
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        count: int = 1,
+        generator: str = "auto",
+        verify: bool = True,
+        device: str = "auto",
+        arch: str | None = None,
+    ) -> Generated:
+        """First kernels for an intent or a problem."""
+        chosen = None if problem is None else self.problem(problem, axes=axes, dtype=dtype)
+
+        def judged(kernel: Kernel, wanted: Problem) -> Verdict:
+            return self.verify(kernel, wanted, device=device, arch=arch)
+
+        made = generate(
+            intent,
+            problem=chosen,
+            axes=axes,
+            dtype=dtype,
+            count=count,
+            generator=generator,
+            verify=judged if verify else None,
+        )
+        for candidate in made.candidates:
+            self.store.put(_kernel_key(candidate.kernel_id), encode(candidate.kernel))
+        return made
+
+    # --- searches ----------------------------------------------------------------------------------------------------
+    @property
+    def searches(self) -> Searches:
+        """The runs on disk."""
+        with self._lock:
+            if self._searches is None:
+                self._searches = Searches(self.settings.home / "runs", self.evaluator)
+            return self._searches
+
+    def start_search(
+        self,
+        problem_spec: ProblemSpec | None = None,
+        kernel_spec: KernelSpec | None = None,
+        *,
+        intent: str | None = None,
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        evaluations: int = 40,
+        seconds: float | None = None,
+        proposer: str = "builtin",
+        judge: str = "rules",
+        device: str = "auto",
+        seed: int | None = None,
+        edits: tuple[str, ...] | None = None,
+        catalogue: bool = True,
+        write_to: str | None = None,
+    ) -> str:
+        """Write a new run to disk and return its id; `run_search` carries it out."""
+        problem, kernel = self._search_input(problem_spec, kernel_spec, intent, axes, dtype)
+        return self.searches.start(
+            problem=problem,
+            kernel=kernel,
+            evaluations=evaluations,
+            seconds=seconds,
+            proposer=proposer,
+            judge=judge,
+            device=self._device_name(device),
+            seed=seed,
+            edits=edits,
+            catalogue=catalogue,
+            write_to=None if write_to is None else str(self.allowed_path(write_to).absolute()),
+        )
+
+    def _search_input(
+        self,
+        problem_spec: ProblemSpec | None,
+        kernel_spec: KernelSpec | None,
+        intent: str | None,
+        axes: Mapping[str, int] | None,
+        dtype: str | None,
+    ) -> tuple[Problem, Kernel]:
+        if problem_spec is not None:
+            problem = self.problem(problem_spec, axes=axes, dtype=dtype)
+        elif intent is not None:
+            made = generate(intent, problem=None, axes=axes, dtype=dtype, count=1, generator="catalogue", verify=None)
+            if made.problem is None:
+                raise InvalidInput(made.summary)
+            problem = made.problem
+        else:
+            raise InvalidInput("give a problem or an intent to search for")
+        if kernel_spec is not None:
+            return problem, self.kernel(kernel_spec, problem)
+        if problem.name not in builtin_names() or not isinstance(problem_spec, str | None):
+            raise InvalidInput("give a kernel: a problem that is not built in has no seed")
+        return problem, self.kernel(seed_kernel(problem), problem)
+
+    def run_search(
+        self,
+        run_id: str,
+        *,
+        on_progress: Callable[[SearchProgress], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> SearchResult:
+        """Carry a run out, or resume it, to its end, in the calling thread."""
+        result = self.searches.run(run_id, on_progress=on_progress, should_stop=should_stop)
+        for item in (result.best, result.baseline):
+            if item is not None:
+                self.store.put(_kernel_key(item.kernel_id), encode(item.kernel))
+        return result
+
+    def search_result(self, run_id: str) -> SearchResult:
+        """The result of a run, or its best so far."""
+        return self.searches.result(run_id)
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """All runs, newest first."""
+        return self.searches.list()
+
+    def cancel_search(self, run_id: str) -> None:
+        """Mark a run cancelled; whoever carries it out stops at the next evaluation."""
+        self.searches.cancel(run_id)
+
+    def report(self, run_id: str) -> str:
+        """The run as Markdown."""
+        return self.searches.report(run_id)
+
+    # --- looking things up -------------------------------------------------------------------------------------------
+    def ptx(self, identity: str) -> str:
+        """The PTX of a known kernel."""
+        build = self.evaluator().build(self.known_kernel(identity))
+        if not isinstance(build, Build):
+            raise NotAccepted(f"{build.reason}: {build.detail}")
+        return build.ptx
+
+    def last_profile(self, identity: str) -> Profile | None:
+        """The newest profile of a known kernel."""
+        found = self.store.get(f"last-profile/{identity}") if KERNEL_ID.fullmatch(identity) else None
+        return None if found is None else restore(Profile, found)
+
+    def doctor(self) -> tuple[Check, ...]:
+        """What this machine can do, and the command that fixes each gap."""
+        return examine(self.settings, self.store)
+
+
+def kernel_of_file(name: str, content: str) -> Kernel:
+    """A kernel from the text of a `.cu`, `.ptx` or `.json` file."""
+    if name.endswith(".json"):
+        try:
+            fields = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"{name} is not JSON: {error}") from error
+        return merge_block(decode(Kernel, fields, what=name))
+    kernel = read_kernel_text(content)
+    return dataclasses.replace(kernel, language="ptx") if name.endswith(".ptx") else kernel
+
+
+def seed_kernel(problem: Problem) -> Kernel:
+    """The naive seed of a built-in problem, in the problem's dtype."""
+    return kernel_from_text(load_builtin(problem.name).seed_text, dtype=main_dtype(problem))
+
+
+def _kernel_key(identity: str) -> str:
+    return f"kernel/{identity}"
+
+
+def _retyped(problem: Problem, dtype: str) -> Problem:
+    """A caller's problem with its one floating dtype replaced."""
+    tensors = [*problem.inputs.values(), *problem.outputs.values()]
+    floating = {tensor.dtype for tensor in tensors if "float" in tensor.dtype}
+    if floating == {dtype}:
+        return problem
+    raise InvalidInput(f"{problem.name} is declared in {', '.join(sorted(floating))}; change the problem, not dtype")
