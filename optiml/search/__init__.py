@@ -1,0 +1,1 @@
+"""Monte Carlo tree search over source edits: edits, proposals, tree, journal, judge."""

@@ -1,0 +1,68 @@
+"""The built-in proposer: every edit that applies, ranked by how well it answers the profile's diagnosis."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from optiml.codec import kernel_id
+from optiml.records import ExpectedChange, Kernel, Problem
+from optiml.search.edit import Edit, EditContext
+from optiml.search.judge import score_expected
+from optiml.search.puct import priors
+
+JITTER = 0.02  # of seeded noise on the judge's score: equal proposals are tried in an order that the seed decides
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A proposal with its place in the search."""
+
+    kernel: Kernel
+    kernel_id: str
+    edit: str
+    rationale: str
+    expected: tuple[ExpectedChange, ...]
+    judge_score: float
+    prior: float
+
+
+Proposer = Callable[[EditContext, str], Sequence[Ranked]]  # context, seed text -> best first
+
+
+def problem_dtype(problem: Problem) -> str:
+    """The dtype that the problem is about: of its first floating array, else of its first array."""
+    arrays = [item for item in (*problem.inputs.values(), *problem.outputs.values()) if item.shape is not None]
+    floating = [item.dtype for item in arrays if "float" in item.dtype]
+    return floating[0] if floating else arrays[0].dtype if arrays else "float32"
+
+
+def propose(context: EditContext, edits: Sequence[Edit], *, seed: str) -> tuple[Ranked, ...]:
+    """Every distinct rewrite that `edits` offer for a kernel, most promising first.
+
+    Args:
+        seed: text that decides the order among equals; the same text gives the same order.
+    """
+    own = kernel_id(context.kernel)
+    found: dict[str, tuple[Edit, Kernel, str, tuple[ExpectedChange, ...], float]] = {}
+    noise = random.Random(seed)
+    for edit in edits:
+        for proposal in edit.propose(context):
+            identity = kernel_id(proposal.kernel)
+            if identity == own or identity in found:
+                continue
+            score = score_expected(proposal.expected, context.profile, risks=proposal.risks)
+            score = min(1.0, max(0.0, score + JITTER * (noise.random() - 0.5)))
+            found[identity] = (edit, proposal.kernel, proposal.rationale, proposal.expected, score)
+    weights = priors(np.array([item[4] for item in found.values()], dtype=np.float64))
+    ranked = [
+        Ranked(
+            kernel=kernel, kernel_id=identity, edit=edit.name, rationale=rationale, expected=expected,
+            judge_score=score, prior=float(weight),
+        )
+        for (identity, (edit, kernel, rationale, expected, score)), weight in zip(found.items(), weights, strict=True)
+    ]  # fmt: skip
+    return tuple(sorted(ranked, key=lambda item: (-item.prior, item.edit, item.kernel_id)))
