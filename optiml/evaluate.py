@@ -100,12 +100,16 @@ class Evaluator:
         *,
         compiler: Compiler,
         device: Device,
+        fresh_device: Callable[[], Device],
         references: References,
         profiler: Profiler,
         store: Store,
         kernel_timeout_s: float,
     ) -> None:
         self.device = device
+        self._fresh_device = fresh_device
+        self._references = references
+        self._timeout_s = kernel_timeout_s
         self._compiler = compiler
         self._profiler = profiler
         self._store = store
@@ -190,13 +194,10 @@ class Evaluator:
             started = time.monotonic()
             identity = kernel_id(kernel)
             build = self.build(kernel)
-            fingerprint = None if isinstance(build, CompileFailure) else code_fingerprint(kernel, build)
+            fingerprint = self.fingerprint(kernel)
             if fingerprint is not None and depth != "confirm" and (fingerprint, depth) in known:
                 return _renamed(known[fingerprint, depth], identity)
-            salt = {"reduced": 1, "full": 2, "confirm": 3}[depth]
-            verdict = self._verifier.verify(
-                kernel, problem, seed=seed * 4 + salt, reduced=depth == "reduced", build=build
-            )
+            verdict = self._judged(kernel, problem, build, seed=seed, depth=depth)
             profile = self.profile(kernel, problem, verdict=verdict) if verdict.status == "accepted" else None
             evaluation = Evaluation(
                 kernel_id=identity,
@@ -210,6 +211,24 @@ class Evaluator:
             return evaluation
 
         return evaluate
+
+    def _judged(
+        self, kernel: Kernel, problem: Problem, build: Build | CompileFailure, *, seed: int, depth: Depth
+    ) -> Verdict:
+        if depth != "confirm":
+            salt = 1 if depth == "reduced" else 2
+            return self._verifier.verify(kernel, problem, seed=seed * 4 + salt, reduced=depth == "reduced", build=build)
+        device = self._fresh_device()
+        try:
+            verifier = Verifier(self._compiler, device, self._references, kernel_timeout_s=self._timeout_s)
+            return verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
+        finally:
+            device.close()
+
+    def fingerprint(self, kernel: Kernel) -> str | None:
+        """Of the code that a kernel compiles to; None where it does not compile."""
+        build = self.build(kernel)
+        return None if isinstance(build, CompileFailure) else code_fingerprint(kernel, build)
 
     def close(self) -> None:
         self.device.close()

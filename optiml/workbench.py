@@ -79,14 +79,12 @@ class Workbench:
     """What OptiML can do, over the backends that the settings and this machine give.
 
     Args:
-        settings: read once by the front end.
-        confined: paths named by callers must lie inside `settings.roots` (over MCP); a person at the command line
-            may name any.
+        settings: read once by the front end. Paths that callers name must lie inside `settings.roots`; the command
+            line sets the root to `/`, because a person there may name any.
     """
 
-    def __init__(self, settings: Settings, *, confined: bool = False) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._confined = confined
         self._lock = threading.RLock()
         self._closing = contextlib.ExitStack()
         self._store: Store | None = None
@@ -152,6 +150,7 @@ class Workbench:
                 evaluator = Evaluator(
                     compiler=self._compiler_of(),
                     device=EmulatedDevice(emulated_info(name)),
+                    fresh_device=lambda: EmulatedDevice(emulated_info(name)),
                     references=self._references_of(),
                     profiler=CountedProfiler(),
                     store=self.store,
@@ -205,21 +204,16 @@ class Workbench:
                 self.allowed_path(spec.npy)
 
     def allowed_path(self, text: str) -> Path:
-        """A path that a caller may name: any at the command line, inside a root over MCP.
+        """A path that a caller may name: inside a root, after symbolic links.
 
         Raises:
             InvalidInput: it lies outside every root; the message does not say whether it exists.
         """
         if "\0" in text:
             raise InvalidInput("a path may not hold a NUL character")
-        path = Path(text).expanduser() if not self._confined else Path(text)
-        if self._confined:
-            roots = [root.resolve() for root in self.settings.roots]
-            candidates = [path] if path.is_absolute() else [root / path for root in roots]
-            inside = [c.resolve() for c in candidates if any(c.resolve().is_relative_to(root) for root in roots)]
-            if not inside:
-                raise InvalidInput("the path lies outside the allowed roots (see --root)")
-            path = next((item for item in inside if item.exists()), inside[0])
+        path = Path(text).resolve()
+        if not any(path.is_relative_to(root.resolve()) for root in self.settings.roots):
+            raise InvalidInput("the path lies outside the allowed roots (see --root)")
         return path
 
     def kernel(self, spec: KernelSpec, problem: Problem | None) -> Kernel:
@@ -446,7 +440,7 @@ class Workbench:
             seed=seed,
             edits=edits,
             catalogue=catalogue,
-            write_to=None if write_to is None else str(self.allowed_path(write_to).absolute()),
+            write_to=None if write_to is None else str(self.allowed_path(write_to)),
         )
 
     def _search_input(
@@ -497,6 +491,10 @@ class Workbench:
     def cancel_search(self, run_id: str) -> None:
         """Mark a run cancelled; whoever carries it out stops at the next evaluation."""
         self.searches.cancel(run_id)
+
+    def tree(self, run_id: str) -> tuple[Mapping[str, Any], ...]:
+        """Every node of a run."""
+        return self.searches.tree(run_id)
 
     def report(self, run_id: str) -> str:
         """The run as Markdown."""

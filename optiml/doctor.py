@@ -1,0 +1,112 @@
+"""What this machine can do, and the one command that fixes each gap."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from optiml.errors import OptimlError
+from optiml.sandbox import probe
+from optiml.settings import Settings
+from optiml.store import Store
+from optiml.toolchain.nvrtc import Compiler, header_folders
+
+State = Literal["ok", "warn", "missing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of `optiml doctor`; `fix` is a command, empty where nothing is to be done."""
+
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+
+
+def examine(settings: Settings, store: Store) -> tuple[Check, ...]:
+    """Look at everything a stage needs. Starts the compiler once; changes nothing."""
+    return (
+        Check(name="python", state="ok", detail=f"{sys.version.split()[0]}, {os.cpu_count()} cores"),
+        _compiler(settings),
+        Check(
+            name="device",
+            state="ok",
+            detail="embedded PTX engine (numpy), standing for an A100, H100 or H200; times are modelled",
+        ),
+        _gpu(),
+        _sandbox(),
+        _home(settings, store),
+        _optional("launcher kernels", "nvidia-cuda-nvcc", "toolchain", program="nvcc"),
+        _optional("mixture generator", "torch", "mixture"),
+    )
+
+
+def _compiler(settings: Settings) -> Check:
+    try:
+        compiler = Compiler(timeout_s=settings.compile_timeout_s, memory_bytes=settings.compile_memory_bytes)
+        try:
+            found = compiler.version
+        finally:
+            compiler.close()
+        header_folders()
+    except OptimlError as error:
+        return Check(
+            name="compiler",
+            state="missing",
+            detail=str(error),
+            fix="pip install nvidia-cuda-nvrtc cuda-bindings nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl",
+        )
+    return Check(name="compiler", state="ok", detail=f"{found} with the CUDA headers, in a sandboxed child")
+
+
+def _gpu() -> Check:
+    nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    if not nodes:
+        return Check(name="gpu", state="warn", detail="no NVIDIA GPU; everything runs on the embedded device")
+    return Check(
+        name="gpu", state="warn", detail=f"{', '.join(nodes)} present; this version runs on the embedded device only"
+    )
+
+
+def _sandbox() -> Check:
+    layers = probe()
+    detail = "; ".join(layers.describe())
+    if layers.strong:
+        return Check(name="sandbox", state="ok", detail=detail)
+    return Check(
+        name="sandbox",
+        state="warn",
+        detail=f"foreign references are refused here, the compiler runs with limits only; {detail}",
+        fix="run on Linux 5.13 or newer with Landlock and seccomp, or pass --trust-reference for your own references",
+    )
+
+
+def _home(settings: Settings, store: Store) -> Check:
+    free = shutil.disk_usage(settings.home if settings.home.exists() else settings.home.anchor).free
+    detail = f"{settings.home}, {free / 2**30:.1f} GiB free"
+    if store.warnings:
+        return Check(
+            name="store",
+            state="warn",
+            detail=f"{detail}; {store.warnings[0]}",
+            fix="set OPTIML_HOME to a folder that can be written",
+        )
+    return Check(name="store", state="ok", detail=detail)
+
+
+def _optional(name: str, package: str, extra: str, *, program: str | None = None) -> Check:
+    fix = f"pip install 'optiml[{extra}]'"
+    if program is not None and shutil.which(program):
+        return Check(name=name, state="ok", detail=f"{program} is on PATH")
+    try:
+        return Check(name=name, state="ok", detail=f"{package} {version(package)}")
+    except PackageNotFoundError:
+        present = find_spec(package.replace("-", "_")) is not None
+    return Check(name=name, state="ok" if present else "warn", detail=f"{package} is not installed", fix=fix)

@@ -1,0 +1,265 @@
+"""Searches as folders on disk: started, carried out under a lock, resumed, listed, cancelled, reported.
+
+runs/<run_id>/run.json       what the journal does not hold: device, where to write the best
+runs/<run_id>/journal.jsonl  every event of the search (optiml.search.journal)
+runs/<run_id>/cancelled      present once someone asked for the end
+runs/<run_id>/lock           flock of whoever carries the run out; the kernel releases it when that process dies
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from optiml.codec import encode
+from optiml.errors import Busy, InvalidInput, OptimlError, SetupError
+from optiml.evaluate import Evaluator
+from optiml.kernel_file import write_kernel_text
+from optiml.records import Kernel, Problem, SearchResult
+from optiml.report import markdown
+from optiml.search.journal import JOURNAL_NAME, Journal
+from optiml.search.optimise import Search, SearchProgress, SearchSpec, load_spec, optimise
+
+LOG = logging.getLogger(__name__)
+RUN_ID = re.compile(r"r-[0-9]{8}-[0-9a-f]{8}")
+
+__all__ = ["RunSummary", "SearchProgress", "Searches"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One line of the list of runs."""
+
+    run_id: str
+    status: str
+    problem: str
+    evaluations: int
+    budget: int
+    best_speedup: float | None
+    started: str  # ISO 8601, UTC
+
+
+class Searches:
+    """The runs below one folder. `evaluator` gives the evaluator of a device by name."""
+
+    def __init__(self, folder: Path, evaluator: Callable[[str], Evaluator]) -> None:
+        self._folder = folder
+        self._evaluator = evaluator
+
+    def start(
+        self,
+        *,
+        problem: Problem,
+        kernel: Kernel,
+        evaluations: int,
+        seconds: float | None,
+        proposer: str,
+        judge: str,
+        device: str,
+        seed: int | None,
+        edits: tuple[str, ...] | None,
+        catalogue: bool,
+        write_to: str | None,
+    ) -> str:
+        """Write a new run to disk.
+
+        Raises:
+            InvalidInput: a budget out of range, an unknown edit.
+            SetupError: a proposer or judge that needs what is not here.
+        """
+        if proposer != "builtin" or judge != "rules":
+            raise SetupError(
+                "this version searches with proposer=builtin and judge=rules; others need a language model",
+                code="model_unavailable",
+            )
+        if not 1 <= evaluations <= 10_000:
+            raise InvalidInput(f"evaluations must lie in 1..10000, not {evaluations}")
+        run_id = f"r-{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(4)}"
+        spec = SearchSpec(
+            run_id=run_id,
+            problem=problem,
+            kernel=kernel,
+            evaluations=evaluations,
+            seconds=seconds,
+            seed=secrets.randbits(31) if seed is None else seed,
+            edits=edits,
+            catalogue=catalogue,
+            proposer=proposer,
+            judge=judge,
+        )
+        folder = self._folder / run_id
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+            facts = {"device": device, "write_to": write_to, "started": datetime.now(UTC).isoformat(timespec="seconds")}
+            (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+            Search(spec, Journal(folder / JOURNAL_NAME))
+        except OSError as error:
+            raise SetupError(
+                f"the run cannot be written below OPTIML_HOME ({error.strerror}); set OPTIML_HOME to a writable folder",
+                code="no_home",
+            ) from error
+        return run_id
+
+    def run(
+        self,
+        run_id: str,
+        *,
+        on_progress: Callable[[SearchProgress], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> SearchResult:
+        """Carry a run out to its end, from wherever it stands.
+
+        Raises:
+            Busy: another process carries it out.
+            NotAccepted: the input kernel is not right.
+        """
+        folder = self._run_folder(run_id)
+        facts = _facts(folder)
+        with _locked(folder):
+            search = _load(folder)
+            evaluator = self._evaluator(str(facts["device"]))
+            result = optimise(
+                search,
+                evaluator.session(search.spec.problem, seed=search.spec.seed),
+                fingerprint=evaluator.fingerprint,
+                on_progress=on_progress,
+                should_stop=lambda: _is_cancelled(folder) or (should_stop is not None and should_stop()),
+            )
+            if search.status == "running" and _is_cancelled(folder):
+                search.cancel()
+                result = search.result()
+        return self._finished(result, facts)
+
+    def _finished(self, result: SearchResult, facts: Mapping[str, Any]) -> SearchResult:
+        target = facts.get("write_to")
+        if target is None or result.best is None or result.status == "running":
+            return result
+        try:
+            publish(Path(target), write_kernel_text(result.best.kernel))
+        except OSError as error:
+            warning = f"the best kernel could not be written to the file asked for: {error.strerror}"
+            return dataclasses.replace(result, warnings=(*result.warnings, warning))
+        return dataclasses.replace(result, written_to=str(target))
+
+    def result(self, run_id: str) -> SearchResult:
+        """Result of a run; its best so far while it runs."""
+        return self._load_search(run_id).result()
+
+    def tree(self, run_id: str) -> tuple[Mapping[str, Any], ...]:
+        """Every node of a run: parent, edit, state, time and reward."""
+        search = self._load_search(run_id)
+        return tuple(
+            {
+                "node": node.index,
+                "parent": None if node.parent is None else node.parent.index,
+                "kernel_id": node.kernel_id,
+                "edit": node.edit,
+                "rationale": node.rationale,
+                "state": node.state,
+                "visits": node.visits,
+                "time_us": node.time_us if node.time_us != float("inf") else None,
+                "reward": None if node.reward is None else encode(node.reward),
+            }
+            for node in search.tree.nodes
+        )
+
+    def list(self) -> tuple[RunSummary, ...]:
+        """All readable runs, newest first."""
+        summaries = []
+        for folder in self._folder.glob("r-*") if self._folder.is_dir() else ():
+            if RUN_ID.fullmatch(folder.name) and not folder.is_symlink():
+                with contextlib.suppress(OptimlError, OSError, ValueError, KeyError):
+                    summaries.append(self._summary(folder))
+        return tuple(sorted(summaries, key=lambda item: (item.started, item.run_id), reverse=True))
+
+    def _summary(self, folder: Path) -> RunSummary:
+        search = _load(folder)
+        result = search.result()
+        return RunSummary(
+            run_id=folder.name,
+            status=_status(folder, result),
+            problem=result.problem,
+            evaluations=search.evaluations,
+            budget=search.spec.evaluations,
+            best_speedup=None if result.speedup is None else result.speedup.median,
+            started=str(_facts(folder)["started"]),
+        )
+
+    def cancel(self, run_id: str) -> None:
+        """Ask for the end of a run; at once where nobody carries it out."""
+        folder = self._run_folder(run_id)
+        (folder / "cancelled").touch()
+        with contextlib.suppress(Busy), _locked(folder):
+            _load(folder).cancel()
+
+    def report(self, run_id: str) -> str:
+        """The run as Markdown."""
+        return markdown(self.result(run_id))
+
+    def _load_search(self, run_id: str) -> Search:
+        return _load(self._run_folder(run_id))
+
+    def _run_folder(self, run_id: str) -> Path:
+        folder = self._folder / run_id if RUN_ID.fullmatch(run_id) else None
+        if folder is None or folder.is_symlink() or not (folder / "run.json").is_file():
+            raise InvalidInput(f"no run {run_id[:40]!r} is known here; optiml runs lists them", code="unknown_run")
+        return folder
+
+
+def publish(path: Path, text: str) -> None:
+    """Write a file by a temporary neighbour and one rename."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _load(folder: Path) -> Search:
+    """The search of a folder without writing to it."""
+    journal = Journal(folder / JOURNAL_NAME)
+    return Search(load_spec(journal), journal)
+
+
+def _facts(folder: Path) -> Mapping[str, Any]:
+    facts: Mapping[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return facts
+
+
+def _is_cancelled(folder: Path) -> bool:
+    return (folder / "cancelled").exists()
+
+
+def _status(folder: Path, result: SearchResult) -> str:
+    return "cancelled" if result.status == "running" and _is_cancelled(folder) else result.status
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, patience_s: float = 0.5) -> Iterator[None]:
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise Busy(f"{folder.name} is being carried out by another process; follow it by its id") from error
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
