@@ -1,0 +1,212 @@
+"""One frozen table per GPU with every constant of the time model and of the emulated device.
+
+None of the rates and latencies is calibrated against hardware yet: `SOURCES` says for each field whether NVIDIA
+publishes it or we assume it. Calibrating the model means replacing numbers in this file and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from optiml.errors import InvalidInput
+
+SECTOR_BYTES = 32
+WARP_THREADS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latencies:
+    """Cycles from issue to result."""
+
+    alu: float  # integer, logic, fp32 add/mul/fma, conversions
+    fp64: float
+    sfu: float  # ex2, lg2, rcp, rsqrt, sin, cos
+    shuffle: float
+    tensor: float
+    shared: float
+    l1: float
+    l2: float
+    dram: float
+    atomic: float  # global atomic whose result is used
+    barrier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The limits, rates and latencies of one GPU."""
+
+    key: str
+    name: str
+    arch: str
+    # limits
+    sms: int
+    registers_per_sm: int
+    max_registers_per_thread: int
+    register_unit_per_warp: int  # registers are allocated to a warp in multiples of this
+    shared_bytes_per_sm: int
+    shared_bytes_per_block: int  # opt-in limit
+    shared_unit_bytes: int  # shared memory is allocated to a block in multiples of this
+    shared_reserved_bytes: int  # taken by the driver in every block
+    l1_shared_bytes: int  # L1 and shared memory together, per SM
+    l2_bytes: int
+    max_threads_per_sm: int
+    max_threads_per_block: int
+    max_blocks_per_sm: int
+    max_warps_per_sm: int
+    # rates
+    clock_hz: float
+    dram_bytes_per_s: float  # peak
+    dram_efficiency: float  # share of the peak that a plain copy reaches
+    l2_bytes_per_s: float
+    sm_l2_bytes_per_clock: float  # one SM's port into L2
+    schedulers_per_sm: int  # one warp instruction a clock each
+    fp32_lanes: int  # results per clock and SM, as all *_lanes
+    int_lanes: int
+    fp16_lanes: int  # instructions x threads; a packed instruction gives two results
+    fp64_lanes: int
+    sfu_lanes: int
+    convert_lanes: int
+    shuffle_lanes: int
+    tensor_fmas: Mapping[str, int]  # element type -> dense multiply-adds per clock and SM
+    l1_sectors_per_clock: int
+    atomic_sectors_per_clock: float  # whole device, sectors that do not collide
+    atomic_lanes_per_clock_and_sector: float  # lanes that update one sector
+    shared_atomic_clocks: float  # per wavefront
+    latency: Latencies
+    launch_us: float  # fixed cost of one launch, start to end on the device
+    overlap_loss: float  # share of the non-binding terms that does not hide behind the binding one
+
+    @property
+    def fp32_flops_per_s(self) -> float:
+        """Peak of the fp32 pipes; a multiply-add counts two."""
+        return 2 * self.fp32_lanes * self.sms * self.clock_hz
+
+    def tensor_flops_per_s(self, element: str) -> float | None:
+        """Dense tensor-core peak for an element type (`f16`, `tf32`, `f64`, `s8`, `f8`), None where there is none."""
+        fmas = self.tensor_fmas.get(element)
+        return None if fmas is None else 2 * fmas * self.sms * self.clock_hz
+
+
+_TUNING = "NVIDIA tuning guide and CUDA programming guide, table of compute capabilities"
+_THROUGHPUT = "CUDA programming guide, throughput of native arithmetic instructions"
+_ASSUMED = "assumed, not calibrated"
+SOURCES: Mapping[str, str] = {
+    "sms": "NVIDIA data sheet", "registers_per_sm": _TUNING, "max_registers_per_thread": _TUNING,
+    "register_unit_per_warp": "CUDA occupancy calculator", "shared_bytes_per_sm": _TUNING,
+    "shared_bytes_per_block": _TUNING, "shared_unit_bytes": "CUDA occupancy calculator",
+    "shared_reserved_bytes": _TUNING, "l1_shared_bytes": _TUNING, "l2_bytes": "NVIDIA data sheet",
+    "max_threads_per_sm": _TUNING, "max_threads_per_block": _TUNING, "max_blocks_per_sm": _TUNING,
+    "max_warps_per_sm": _TUNING, "clock_hz": "NVIDIA data sheet (A100 boost; Hopper SXM sustained, assumed)",
+    "dram_bytes_per_s": "NVIDIA data sheet", "dram_efficiency": "a 1 GiB copy on one H200: 4.23 of 4.8 TB/s",
+    "l2_bytes_per_s": _ASSUMED, "sm_l2_bytes_per_clock": "64 B a clock and SM, architecture white paper",
+    "schedulers_per_sm": "architecture white paper", "fp32_lanes": _THROUGHPUT, "int_lanes": _THROUGHPUT,
+    "fp16_lanes": _THROUGHPUT + " (256 packed results)", "fp64_lanes": _THROUGHPUT, "sfu_lanes": _THROUGHPUT,
+    "convert_lanes": _THROUGHPUT, "shuffle_lanes": _THROUGHPUT,
+    "tensor_fmas": "architecture white paper, dense rates", "l1_sectors_per_clock": "128 B a clock, white paper",
+    "atomic_sectors_per_clock": _ASSUMED, "atomic_lanes_per_clock_and_sector": _ASSUMED,
+    "shared_atomic_clocks": _ASSUMED, "latency": "published microbenchmarks of the family, rounded; " + _ASSUMED,
+    "launch_us": _ASSUMED, "overlap_loss": _ASSUMED,
+}  # fmt: skip
+
+_AMPERE_LATENCY = Latencies(
+    alu=5, fp64=10, sfu=20, shuffle=24, tensor=33, shared=30, l1=36, l2=250, dram=550, atomic=600, barrier=20
+)
+_HOPPER_LATENCY = Latencies(
+    alu=5, fp64=16, sfu=20, shuffle=24, tensor=33, shared=30, l1=36, l2=260, dram=600, atomic=650, barrier=20
+)
+
+A100 = Hardware(
+    key="a100",
+    name="NVIDIA A100 (80 GB SXM)",
+    arch="sm_80",
+    sms=108,
+    registers_per_sm=65536,
+    max_registers_per_thread=255,
+    register_unit_per_warp=256,
+    shared_bytes_per_sm=164 * 1024,
+    shared_bytes_per_block=163 * 1024,
+    shared_unit_bytes=128,
+    shared_reserved_bytes=1024,
+    l1_shared_bytes=192 * 1024,
+    l2_bytes=40 * 1024 * 1024,
+    max_threads_per_sm=2048,
+    max_threads_per_block=1024,
+    max_blocks_per_sm=32,
+    max_warps_per_sm=64,
+    clock_hz=1.41e9,
+    dram_bytes_per_s=2.039e12,
+    dram_efficiency=0.88,
+    l2_bytes_per_s=4.5e12,
+    sm_l2_bytes_per_clock=64,
+    schedulers_per_sm=4,
+    fp32_lanes=64,
+    int_lanes=64,
+    fp16_lanes=128,
+    fp64_lanes=32,
+    sfu_lanes=16,
+    convert_lanes=64,
+    shuffle_lanes=32,
+    tensor_fmas={"f16": 1024, "tf32": 512, "f64": 64, "s8": 2048},
+    l1_sectors_per_clock=4,
+    atomic_sectors_per_clock=80,
+    atomic_lanes_per_clock_and_sector=1.0,
+    shared_atomic_clocks=2.0,
+    latency=_AMPERE_LATENCY,
+    launch_us=2.0,
+    overlap_loss=0.15,
+)
+H100 = Hardware(
+    key="h100",
+    name="NVIDIA H100 (80 GB SXM)",
+    arch="sm_90",
+    sms=132,
+    registers_per_sm=65536,
+    max_registers_per_thread=255,
+    register_unit_per_warp=256,
+    shared_bytes_per_sm=228 * 1024,
+    shared_bytes_per_block=227 * 1024,
+    shared_unit_bytes=128,
+    shared_reserved_bytes=1024,
+    l1_shared_bytes=256 * 1024,
+    l2_bytes=50 * 1024 * 1024,
+    max_threads_per_sm=2048,
+    max_threads_per_block=1024,
+    max_blocks_per_sm=32,
+    max_warps_per_sm=64,
+    clock_hz=1.755e9,
+    dram_bytes_per_s=3.35e12,
+    dram_efficiency=0.88,
+    l2_bytes_per_s=5.5e12,
+    sm_l2_bytes_per_clock=64,
+    schedulers_per_sm=4,
+    fp32_lanes=128,
+    int_lanes=64,
+    fp16_lanes=128,
+    fp64_lanes=64,
+    sfu_lanes=16,
+    convert_lanes=64,
+    shuffle_lanes=32,
+    tensor_fmas={"f16": 2048, "tf32": 1024, "f64": 128, "s8": 4096, "f8": 4096},
+    l1_sectors_per_clock=4,
+    atomic_sectors_per_clock=96,
+    atomic_lanes_per_clock_and_sector=1.0,
+    shared_atomic_clocks=2.0,
+    latency=_HOPPER_LATENCY,
+    launch_us=2.0,
+    overlap_loss=0.15,
+)
+H200 = replace(H100, key="h200", name="NVIDIA H200 (141 GB SXM)", dram_bytes_per_s=4.8e12)
+
+HARDWARE: Mapping[str, Hardware] = {table.key: table for table in (A100, H100, H200)}
+
+
+def hardware(model: str) -> Hardware:
+    """The table of a device model (`DeviceInfo.model`).
+
+    Raises:
+        InvalidInput: no table for this model; the message lists those there are.
+    """
+    if model not in HARDWARE:
+        raise InvalidInput(f"no time model for device model {model!r}; there is one for {', '.join(HARDWARE)}")
+    return HARDWARE[model]
