@@ -18,7 +18,7 @@ LOAD_REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"
 DRAM_BYTES = "dram__bytes.sum"
 INSTRUCTIONS = "smsp__inst_executed.sum"
 BANK_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
-ATOMICS = "l1tex__t_requests_pipe_lsu_mem_global_op_red.sum"
+ATOMICS = "lts__t_sectors_op_atom.sum"
 WARPS_ACTIVE = "sm__warps_active.avg.pct_of_peak_sustained_active"
 REGISTERS = "launch__registers_per_thread"
 

@@ -39,7 +39,7 @@ LABELS: Mapping[str, str] = {
     STORE_SECTORS: "Global store sectors",
     DRAM_BYTES: "DRAM bytes",
     BANK_CONFLICTS: "Shared memory bank conflicts",
-    ATOMICS: "Global atomic requests",
+    ATOMICS: "L2 sectors of atomics",
     LOAD_REQUESTS: "Global load requests",
     "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum": "Global store requests",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "Shared memory wavefronts",

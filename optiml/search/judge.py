@@ -14,6 +14,7 @@ from typing import Literal
 
 from optiml.codec import kernel_id
 from optiml.records import (
+    Build,
     BuildReport,
     Diagnosis,
     ExpectedChange,
@@ -131,8 +132,8 @@ def judge_by_rules(
     before: Kernel,
     after: Kernel | None,
     *,
-    before_build: BuildReport | None = None,
-    after_build: BuildReport | None = None,
+    before_build: Build | BuildReport | None = None,
+    after_build: Build | BuildReport | None = None,
     profile: Profile | None = None,
     suggestions: Sequence[Suggestion] = (),
 ) -> Judgement:
@@ -178,7 +179,7 @@ def judge_by_rules(
 
 
 def static_deltas(
-    before: BuildReport | None, after: BuildReport | None
+    before: Build | BuildReport | None, after: Build | BuildReport | None
 ) -> dict[str, tuple[float | None, float | None]]:  # fmt: skip
     """Before and after of what ptxas reports; None where a side was not built."""
     names = ("registers_per_thread", "shared_bytes_per_block", "stack_bytes", "spill_bytes")
@@ -269,8 +270,10 @@ def _plain(kernel: Kernel) -> Kernel:
     return dataclasses.replace(kernel, source="\n".join(re.sub(r"[ \t]+", " ", line) for line in lines if line.strip()))
 
 
-def _field(report: BuildReport | None, name: str) -> float | None:
-    return None if report is None else getattr(report, name)
+def _field(build: Build | BuildReport | None, name: str) -> float | None:
+    report = build.report if isinstance(build, Build) else build
+    value: int | None = None if report is None else getattr(report, name)
+    return value
 
 
 def _uses_fast_math(kernel: Kernel) -> bool:

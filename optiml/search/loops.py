@@ -31,6 +31,7 @@ from optiml.search.source import (
 
 Operator = Literal["sum", "max", "min", "product"]
 _LARGEST, _SMALLEST = frozenset({"max", "fmax", "fmaxf"}), frozenset({"min", "fmin", "fminf"})
+PURE_CALLS = _LARGEST | _SMALLEST | {"static_cast", "int", "size_t", "__ldg"}
 _FUSED = frozenset({"fma", "fmaf", "__fmaf_rn", "__fma_rn"})
 SCALAR_TYPES = frozenset(
     {"float", "double", "int", "unsigned", "unsigned int", "long long", "unsigned long long", "A", "T", "__half"}
@@ -322,15 +323,23 @@ def _conditional_fold(write: Write, name: str, here: set[int], value: Node) -> t
 
 
 def is_invariant(site: Site, node: Node, loop: ForLoop) -> bool:
-    """Whether an expression keeps its value over the loop: it reads no memory and nothing the loop changes."""
+    """Whether an expression keeps its value over the loop.
+
+    It reads nothing the loop changes, calls nothing, and memory only of arrays that the function never writes.
+    """
     changed = {write.name for write in site.function.writes if contains(loop.node, write.node)} | {loop.variable}
     changed |= {local.name for local in site.function.locals if contains(loop.node, local.declaration)}
-    return not any(
-        (item.type == "identifier" and text_of(item) in changed)
-        or item.type in ("subscript_expression", "call_expression", "update_expression", "assignment_expression")
-        or (item.type == "pointer_expression" and text_of(item).startswith("*"))
-        for item in walk(node)
-    )
+    written = {item.array for item in site.accesses if item.writes}
+    for item in walk(node):
+        if item.type == "identifier" and text_of(item) in changed:
+            return False
+        if item.type in ("update_expression", "assignment_expression", "lambda_expression"):
+            return False
+        if item.type == "call_expression" and called(item) not in PURE_CALLS:
+            return False
+    reads = [item for item in site.accesses if contains(node, item.node)]
+    memory = [item for item in walk(node) if item.type in ("subscript_expression", "pointer_expression")]
+    return all(item.space == "global" and item.array not in written for item in reads) and (not memory or bool(reads))
 
 
 def independent_stores(site: Site, loop: ForLoop) -> bool:

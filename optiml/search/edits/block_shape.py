@@ -6,7 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 
 from optiml.records import Size
-from optiml.search.edit import LOAD_SECTORS, WARPS_ACTIVE, Edit, EditContext, Proposal, down, up, with_launch, with_source
+from optiml.search.edit import (
+    LOAD_SECTORS,
+    WARPS_ACTIVE,
+    Edit,
+    EditContext,
+    Proposal,
+    down,
+    up,
+    with_launch,
+    with_source,
+)
 from optiml.search.grid import with_divisor
 from optiml.search.source import Change, Site, integer, text_of, walk
 
@@ -80,7 +90,7 @@ def _reshaped(context: EditContext, site: Site, old: Sequence[int], new: tuple[i
 
 
 def _size_literals(site: Site, sizes: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """Places in the function where a literal equals a block size of at least 16, by axis; the first equal axis counts."""
+    """Literals in the function that equal a block size of at least 16, by axis; the first equal axis counts."""
     found: dict[int, list[tuple[int, int]]] = {}
     for node in walk(site.function.body):
         if node.type != "number_literal":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optiml.search.edit import INSTRUCTIONS, LOAD_REQUESTS, Edit, EditContext, Proposal, down, with_source
-from optiml.search.source import Change, Function, Parameter, Site, called, calls, text_of, walk
+from optiml.search.source import Change, Function, Parameter, Site, called, calls, mentions, text_of, walk
 
 _FULL = frozenset({"float", "double", "int", "unsigned", "T", "A", "float4", "float2"})
 
@@ -23,8 +23,8 @@ def propose(context: EditContext) -> Iterator[Proposal]:
     if changes:
         yield Proposal(
             kernel=with_source(context.kernel, context.sites[0].source.rewrite(changes)),
-            rationale="Pointers that are never written become const __restrict__, so the compiler may keep loaded values "
-            "in registers and use the read-only path",
+            rationale="Pointers that are never written become const __restrict__, so the compiler may keep loaded "
+            "values in registers and use the read-only path",
             expected=(down(LOAD_REQUESTS, 0.9), down(INSTRUCTIONS, 0.95)),
         )
 
@@ -56,15 +56,19 @@ def _qualified(site: Site, parameter: Parameter) -> list[Change]:
 
 
 def _writes_to(function: Function, parameter: Parameter) -> bool:
-    return any(write.name == parameter.name and function.local_at(write.name, write.node) is None for write in function.writes)
+    writes = (write for write in function.writes if write.name == parameter.name)
+    return any(function.local_at(write.name, write.node) is None for write in writes)
 
 
 def _only_read(function: Function, parameter: Parameter) -> bool:
     """Whether adding const compiles: no callee takes the bare pointer, no plain pointer is made from it."""
-    for local in function.locals:
-        if local.is_pointer and local.initial is not None and not text_of(local.declaration).lstrip().startswith("const"):
-            if any(text_of(node) == parameter.name for node in walk(local.initial) if node.type == "identifier"):
-                return False
+    plain = [
+        item.initial
+        for item in function.locals
+        if item.is_pointer and item.initial is not None and not text_of(item.declaration).lstrip().startswith("const")
+    ]
+    if any(mentions(initial, (parameter.name,)) for initial in plain):
+        return False
     for call in calls(function.body):
         arguments = call.child_by_field_name("arguments")
         if arguments is None or called(call) in ("__ldg", "__ldcg", "__ldcs", "__ldca"):

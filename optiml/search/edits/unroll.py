@@ -35,7 +35,8 @@ def _proposal(context: EditContext, targets: list[tuple[Site, Node]], factor: in
         before = site.source.data[: node.start_byte].rstrip(b" \t")
         # A pragma needs a line of its own, also where the loop shares its line with other statements.
         lead = "" if not before or before.endswith(b"\n") else "\n"
-        changes.append((node.start_byte, node.start_byte, f"{lead}#pragma unroll{count}\n{site.source.line_indent(node)}"))
+        pragma = f"{lead}#pragma unroll{count}\n{site.source.line_indent(node)}"
+        changes.append((node.start_byte, node.start_byte, pragma))
     text = "whole" if factor is None else f"by {factor}"
     return Proposal(
         kernel=with_source(context.kernel, targets[0][0].source.rewrite(changes)),
