@@ -1,0 +1,262 @@
+"""What the user decided, read once: command line, then environment, then optiml.toml in the home folder.
+
+Nothing is ever read from the working folder, which may hold somebody else's files. A setting called
+`compile_timeout_s` is `OPTIML_COMPILE_TIMEOUT_S` in the environment and a key of that name in the file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import math
+import os
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from optiml.errors import InvalidInput, ModelFailed, SetupError
+
+FILE_NAME = "optiml.toml"
+_PREFIX = "OPTIML_"
+_MAX_FILE_BYTES = 1 << 20
+_MAX_KEY_BYTES = 16 << 10
+_MAX_TIMEOUT_S = 86_400.0
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEndpoint:
+    """The language model to ask, and where its key lies; the key itself is read when it is used and never kept."""
+
+    name: str = ""  # as the endpoint calls it
+    url: str = ""
+    key_env: str = ""  # name of an environment variable
+    key_file: str = ""
+
+    def read_key(self, environment: Mapping[str, str] | None = None) -> str | None:
+        """The key, or None where the endpoint needs none.
+
+        Raises:
+            ModelFailed: the variable or file that should hold it does not.
+        """
+        if self.key_env:
+            key = (os.environ if environment is None else environment).get(self.key_env, "").strip()
+            if not key:
+                raise ModelFailed(f"the environment variable {self.key_env} holds no key: set it")
+            return key
+        if self.key_file:
+            try:
+                with Path(self.key_file).expanduser().open("rb") as file:
+                    key = file.read(_MAX_KEY_BYTES).decode("utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ModelFailed("the key file of the model cannot be read: check key_file") from error
+            if not key:
+                raise ModelFailed("the key file of the model is empty: check key_file")
+            return key
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of a process."""
+
+    home: Path  # store, kernels and runs
+    roots: tuple[Path, ...] = ()  # folders whose files may be named over MCP
+    device: str = "auto"
+    trust_reference: bool = False  # run a stranger's reference without a sandbox
+    allow_commands: bool = False  # let profile_ncu run commands
+    compile_timeout_s: float = 30.0
+    compile_memory_bytes: int = 4 << 30
+    kernel_timeout_s: float = 20.0
+    reference_timeout_s: float = 20.0
+    store_limit_bytes: int = 1 << 30
+    model: ModelEndpoint | None = None
+    warnings: tuple[str, ...] = field(default=(), compare=False)  # one sentence each, for the user
+
+
+def read_settings(*, environment: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Gather the settings of this process.
+
+    A model's name, address and key come together from the highest source that names any of them: a key
+    of one source must never be sent to the address of another.
+
+    Args:
+        environment: `os.environ` unless given.
+        overrides: settings from the command line; None, and False for a flag, is one that was not given.
+
+    Raises:
+        InvalidInput: a value that cannot be, or an unknown key in optiml.toml, with its nearest known one.
+        SetupError: neither the home folder nor a temporary one can be written.
+    """
+    environment = os.environ if environment is None else environment
+    given = {name: value for name, value in overrides.items() if value is not None and value is not False}
+    _refuse_unknown(given, (*_READERS, "home", "model"), "the command line")
+    named_home = _named_home(given, environment)
+    values = {} if named_home is None else _from_file(named_home / FILE_NAME)
+    values |= _from_environment(environment)
+    for name, value in given.items():
+        values[name] = value if name in ("home", "model") else _READERS[name](value, f"the setting {name}")
+    home, warnings = _writable_home(named_home)
+    return Settings(**{**values, "home": home}, warnings=warnings)
+
+
+# --- sources ---------------------------------------------------------------------------------------------------
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, read in _READERS.items():
+        variable = _PREFIX + name.upper()
+        text = environment.get(variable)
+        if text is not None:
+            values[name] = read(text.split(os.pathsep) if name == "roots" else text, variable)
+    model = {name: environment.get(f"{_PREFIX}MODEL_{name.upper()}", "") for name in _MODEL_KEYS}
+    if any(model.values()):
+        values["model"] = _read_model(model, f"{_PREFIX}MODEL_*")
+    return values
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise InvalidInput(f"{path} has more than {_MAX_FILE_BYTES} bytes")
+    try:
+        table = tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not TOML: {error}") from error
+    _refuse_unknown(table, (*_READERS, "model"), str(path))
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        where = f"{path}: {name}"
+        values[name] = _read_model(value, where) if name == "model" else _READERS[name](value, where)
+    return values
+
+
+def _read_model(value: object, where: str) -> ModelEndpoint:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{where} is not a table: write [model] and its keys below")
+    _refuse_unknown(value, _MODEL_KEYS, where)
+    model = ModelEndpoint(**{name: _read_text(text, f"{where}.{name}") for name, text in value.items()})
+    if model.url and not (model.url.startswith(("http://", "https://")) and "@" not in model.url):
+        raise InvalidInput(
+            f"{where}.url is not an http address without a password in it: keys go to key_env or key_file"
+        )
+    return model
+
+
+def _refuse_unknown(given: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise InvalidInput(f"{where}: there is no setting {name[:60]!r}; the nearest is {nearest!r}")
+
+
+# --- values ----------------------------------------------------------------------------------------------------
+
+
+def _read_text(value: object, where: str) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise InvalidInput(f"{where} is not text")
+    return value
+
+
+def _read_flag(value: object, where: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
+        return value.lower() in _TRUE
+    raise InvalidInput(f"{where} is neither true nor false")
+
+
+def _read_seconds(value: object, where: str) -> float:
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        seconds = float(value)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"{where} is not a number of seconds") from error
+    if not (math.isfinite(seconds) and 0 < seconds <= _MAX_TIMEOUT_S):
+        raise InvalidInput(f"{where} is not between 0 and {_MAX_TIMEOUT_S:g} seconds")
+    return seconds
+
+
+def _read_bytes(value: object, where: str) -> int:
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError
+        size = int(value)
+    except ValueError as error:
+        raise InvalidInput(f"{where} is not a whole number of bytes") from error
+    if not 0 < size < 1 << 63:
+        raise InvalidInput(f"{where} is not a positive number of bytes")
+    return size
+
+
+def _read_folders(value: object, where: str) -> tuple[Path, ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidInput(f"{where} is not a list of folders")
+    folders = []
+    for item in value:
+        folder = item if isinstance(item, Path) else Path(_read_text(item, where)).expanduser()
+        if not folder.is_absolute():
+            raise InvalidInput(f"{where}: {str(folder)[:100]!r} is not an absolute path")
+        folders.append(folder)
+    return tuple(folders)
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "roots": _read_folders,
+    "device": _read_text,
+    "trust_reference": _read_flag,
+    "allow_commands": _read_flag,
+    "compile_timeout_s": _read_seconds,
+    "compile_memory_bytes": _read_bytes,
+    "kernel_timeout_s": _read_seconds,
+    "reference_timeout_s": _read_seconds,
+    "store_limit_bytes": _read_bytes,
+}
+_MODEL_KEYS = ("name", "url", "key_env", "key_file")
+
+
+# --- the home folder -------------------------------------------------------------------------------------------
+
+
+def _named_home(given: Mapping[str, Any], environment: Mapping[str, str]) -> Path | None:
+    """The folder that the user means, which need not exist; None if nothing says who the user is."""
+    named = given.get("home") or environment.get(f"{_PREFIX}HOME")
+    if named:
+        return Path(named).expanduser().absolute()
+    cache = environment.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(cache):  # a relative one is to be ignored, says the XDG base directory specification
+        return Path(cache, "optiml")
+    user = environment.get("HOME", "")
+    return Path(user, ".cache", "optiml") if os.path.isabs(user) else None
+
+
+def _writable_home(named: Path | None) -> tuple[Path, tuple[str, ...]]:
+    """`named` if it can be written, else a private folder that lasts as long as this process, with a warning."""
+    why = "there is no home folder for results"
+    if named is not None:
+        try:
+            named.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=named):
+                return named, ()
+        except OSError as error:
+            why = f"{named} cannot be written ({error.strerror})"
+    cure = "set OPTIML_HOME to a folder that can be written"
+    try:
+        private = tempfile.mkdtemp(prefix="optiml-home-")
+    except OSError as error:
+        raise SetupError(f"{why}, nor can a temporary one: {cure}", code="internal") from error
+    atexit.register(rmtree, private, ignore_errors=True)
+    return Path(private), (f"{why}: results are kept until the end of this process only; {cure}",)
