@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from optiml.errors import OptimlError
-from optiml.sandbox import probe
+from optiml.process import probe
 from optiml.settings import Settings
 from optiml.store import Store
 from optiml.toolchain.nvrtc import Compiler, header_folders
