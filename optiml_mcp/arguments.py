@@ -149,8 +149,8 @@ class RunMcts:
     action: Annotated[
         Literal["start", "step", "status", "result", "cancel", "list", "tell"],
         Field(
-            description="Required. start a search; step waits for news of it; status does not wait; result: best so "
-            "far, or the end; cancel; list all; tell: answer requests of proposer=agent."
+            description="Required. start a search; step waits for a better kernel or the end; status does not wait; "
+            "result: best so far; cancel; list all; tell: answer requests of proposer=agent."
         ),
     ]
     run_id: Annotated[str | None, Field(description="From start; needed by all but start and list.")] = None

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from mcp import MCPError
 from mcp.server.mcpserver import Context, UserMessage
-from mcp.server.mcpserver.exceptions import ResourceNotFoundError
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.types import INVALID_PARAMS
 from pydantic import TypeAdapter
 
 from optiml.codec import encode
-from optiml.errors import InvalidInput
+from optiml.errors import InvalidInput, OptimlError
 from optiml.records import Kernel, Problem
 from optiml_mcp.protocol import NOT_FOUND, OptimlServer
 
@@ -122,6 +122,8 @@ async def _shown(ctx: Ctx, pattern: re.Pattern[str], name: str, show: Callable[[
         text: str = await app.call(show)
     except InvalidInput:
         raise ResourceNotFoundError(NOT_FOUND) from None
+    except OptimlError as error:
+        raise ResourceError(f"{error.code}: {error}") from error
     return text
 
 

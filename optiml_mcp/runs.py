@@ -31,13 +31,14 @@ class Run:
     stop: bool = False
     ended: bool = False
     progress: SearchProgress | None = None
-    changes: int = 0  # counts everything a waiting caller wants to hear of
+    news: int = 0  # better kernels found, and the end: what a waiting caller wants to hear of
+    told: int = 0  # how many of them an answer has told
     changed: anyio.Event = field(default_factory=anyio.Event)
     future: Future[SearchResult] = field(default_factory=Future)
 
     def announce(self) -> None:
         """Wake everyone who waits for news."""
-        self.changes += 1
+        self.news += 1
         self.changed.set()
         self.changed = anyio.Event()
 
@@ -91,8 +92,10 @@ class Runs:
         self._runs[run_id] = run
 
         def on_progress(progress: SearchProgress) -> None:
+            better = run.progress is None or progress.best_kernel_id != run.progress.best_kernel_id
             run.progress = progress
-            self._threads.tell(run.announce)
+            if better:
+                self._threads.tell(run.announce)
 
         def work() -> SearchResult:
             return self._bench().run_search(run_id, on_progress=on_progress, should_stop=lambda: run.stop)
@@ -108,18 +111,19 @@ class Runs:
             while not run.ended:
                 await run.changed.wait()
 
-    async def wait_for_change(self, run: Run, *, seconds: float, report: Report) -> None:
-        """Wait for an evaluation or the end, with progress notes that strictly increase."""
-        seen, shown = run.changes, -1.0
+    async def wait_for_news(self, run: Run, *, seconds: float, report: Report) -> None:
+        """Wait for a better kernel or the end, with progress notes that strictly increase."""
+        shown = -1.0
         with anyio.move_on_after(seconds):
-            while run.changes == seen and not run.ended:
+            while run.news == run.told and not run.ended:
                 with anyio.move_on_after(PROGRESS_EVERY_S):
                     await run.changed.wait()
-                if run.changes == seen:
+                if run.news == run.told:
                     now = run.progress
                     shown = max(shown + 0.01, 0.0 if now is None else float(now.evaluations))
                     text = "waiting for its turn" if now is None else f"best {now.best_speedup:.2f}x; {now.last}"
                     await report(shown, None if now is None else float(now.budget), text)
+        run.told = run.news
 
     def close(self) -> None:
         """Ask every search to stop; on disk they stay resumable."""

@@ -244,15 +244,16 @@ async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
         raise InvalidInput(f"run_mcts: action={args.action} needs run_id: action=list shows the known ones")
     if not is_run_id(args.run_id):
         raise InvalidInput(f"{args.run_id[:40]!r} is no run: action=list shows the known ones", code="unknown_run")
-    result: SearchResult = await app.call(lambda bench: bench.search_result(args.run_id))
+    run_id = args.run_id
+    result: SearchResult = await app.call(lambda bench: bench.search_result(run_id))
     if args.action == "cancel":
         return await _cancel(app, result)
-    run = app.runs.find(args.run_id)
+    run = app.runs.find(run_id)
     if result.status == "running" and args.action != "result" and (run is None or _driven_elsewhere(run)):
-        run = app.runs.drive(args.run_id)  # after a restart the search goes on from its journal
+        run = app.runs.drive(run_id)  # after a restart the search goes on from its journal
     if args.action == "step" and run is not None and not run.ended:
-        await app.runs.wait_for_change(run, seconds=args.max_wait_s, report=ctx.report_progress)
-        result = await app.call(lambda bench: bench.search_result(args.run_id))
+        await app.runs.wait_for_news(run, seconds=args.max_wait_s, report=ctx.report_progress)
+        result = await app.call(lambda bench: bench.search_result(run_id))
     if args.action == "result":
         return fit(encode(result), uri=f"optiml://runs/{result.run_id}")
     return _state(result, run)

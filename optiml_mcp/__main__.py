@@ -1,0 +1,111 @@
+"""`optiml-mcp`, `python -m optiml_mcp` and `optiml serve`: the server as a program on stdio."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optiml.errors import InvalidInput, OptimlError, SetupError
+from optiml.settings import read_settings
+from optiml_mcp.serve import serve_stdio
+from optiml_mcp.server import build_server
+
+if TYPE_CHECKING:
+    from optiml.workbench import Workbench
+
+LOG = logging.getLogger(__name__)
+CLIENTS = ("claude-code", "codex", "cursor", "vscode")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the options and serve."""
+    parser = argparse.ArgumentParser(prog="optiml-mcp", description="Serve OptiML over MCP on stdin and stdout.")
+    parser.add_argument("--root", action="append", type=Path, help="folder whose files callers may name")
+    parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP instead of stdio")
+    parser.add_argument("--allow-commands", action="store_true", help="let profile_ncu run commands")
+    parser.add_argument("--trust-reference", action="store_true", help="run references where no sandbox can hold them")
+    options = parser.parse_args(arguments)
+    try:
+        serve_with(
+            http=options.http,
+            roots=options.root,
+            allow_commands=options.allow_commands,
+            trust_reference=options.trust_reference,
+        )
+    except OptimlError as error:
+        sys.stderr.write(f"optiml: {error.code}: {error}\n")
+        sys.exit(2)
+
+
+def serve_with(*, http: str | None, roots: Sequence[Path] | None, allow_commands: bool, trust_reference: bool) -> None:
+    """Serve until the client leaves.
+
+    Args:
+        http: HOST:PORT, or None for stdio.
+        roots: folders whose files callers may name; None for the working folder.
+        allow_commands: whether profile_ncu may run commands.
+        trust_reference: whether references run where no sandbox can hold them.
+
+    Raises:
+        InvalidInput: a root is no folder.
+        SetupError: a way of serving that is not available.
+    """
+    if http is not None:
+        raise SetupError("serving HTTP is not available yet: leave out --http to serve stdio", code="invalid_params")
+    if allow_commands:
+        raise SetupError(
+            "profiling commands needs a GPU profiler, which is not available yet: leave out --allow-commands",
+            code="no_profiler",
+        )
+    folders = tuple(folder.resolve() for folder in roots or (Path.cwd(),))
+    for folder in folders:
+        if not folder.is_dir():
+            raise InvalidInput(f"--root {folder} is no folder: name an existing one")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    settings = read_settings(trust_reference=trust_reference, roots=folders)
+    for warning in settings.warnings:
+        LOG.warning(warning)
+
+    def make_bench() -> Workbench:
+        from optiml.workbench import Workbench  # here, so that the server starts in about a second
+
+        return Workbench(settings)
+
+    serve_stdio(build_server(make_bench))
+
+
+def client_config(client: str) -> tuple[str, str]:
+    """Where a client keeps its servers, and what to put there.
+
+    Raises:
+        InvalidInput: an unknown client.
+    """
+    command, arguments = sys.executable, ["-m", "optiml_mcp"]
+    entry = {"command": command, "args": arguments}
+    match client:
+        case "claude-code":
+            return ".mcp.json of the project", json.dumps({"mcpServers": {"optiml": entry}}, indent=2)
+        case "cursor":
+            return ".cursor/mcp.json", json.dumps({"mcpServers": {"optiml": entry}}, indent=2)
+        case "vscode":
+            return ".vscode/mcp.json", json.dumps({"servers": {"optiml": {"type": "stdio", **entry}}}, indent=2)
+        case "codex":
+            return "~/.codex/config.toml", "\n".join(
+                [
+                    "[mcp_servers.optiml]",
+                    f"command = {json.dumps(command)}",
+                    f"args = {json.dumps(arguments)}",
+                    "startup_timeout_sec = 30",
+                    "tool_timeout_sec = 60",  # no answer takes longer than max_wait_s, 25 s at most
+                ]
+            )
+    raise InvalidInput(f"{client[:40]!r} is no client: choose from {', '.join(CLIENTS)}")
+
+
+if __name__ == "__main__":
+    main()
