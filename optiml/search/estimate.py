@@ -15,6 +15,7 @@ from tree_sitter import Node
 
 from optiml.errors import InvalidInput
 from optiml.expressions import evaluate
+from optiml.problems.dtypes import CUDA_TYPES
 from optiml.records import Kernel, Problem
 from optiml.search import polynomial as poly
 from optiml.search.loops import ForLoop, for_loop
@@ -24,9 +25,13 @@ from optiml.search.source import Access, Function, Site, ancestors, sites
 SECTOR_BYTES = 32
 WARP = 32
 UNKNOWN_TRIPS = 16.0  # of a loop whose range the text does not tell
-_ELEMENT_BYTES = {
-    "double": 8, "long long": 8, "float4": 16, "int4": 16, "uint4": 16, "float2": 8, "int2": 8, "half": 2, "__half": 2,
-    "__nv_bfloat16": 2, "short": 2, "char": 1, "signed char": 1, "unsigned char": 1, "bool": 1, "double2": 16,
+# Bytes by C++ type; "T:<dtype>" is what `T` of the type prelude stands for.
+ELEMENT_BYTES = {
+    "float": 4, "int": 4, "unsigned": 4, "unsigned int": 4, "uint32_t": 4, "int32_t": 4, "double": 8, "long long": 8,
+    "unsigned long long": 8, "int64_t": 8, "half": 2, "__half": 2, "__nv_bfloat16": 2, "short": 2, "unsigned short": 2,
+    "char": 1, "signed char": 1, "unsigned char": 1, "int8_t": 1, "uint8_t": 1, "bool": 1,
+    "float4": 16, "int4": 16, "uint4": 16, "float2": 8, "int2": 8, "double2": 16,
+    **{f"T:{dtype}": cuda.element_bytes for dtype, cuda in CUDA_TYPES.items()},
 }  # fmt: skip
 
 
@@ -132,7 +137,7 @@ def lane_sectors(site: Site, access: Access, names: Mapping[str, int], block: tu
 def element_bytes(function: Function, array: str) -> int:
     """Bytes of an element of a pointer parameter; 4 for a type it does not know."""
     parameter = function.parameter(array)
-    return 4 if parameter is None else _ELEMENT_BYTES.get(parameter.type_text, 4)
+    return 4 if parameter is None else ELEMENT_BYTES.get(parameter.type_text, 4)
 
 
 def value_of(polynomial: Polynomial, names: Mapping[str, int]) -> int | None:
