@@ -199,8 +199,8 @@ def _reloading(context: Context) -> Finding | None:
         weight=(1.0 - distinct / counts["global_load.bytes"])
         * max(context.share("lsu") * clocks / (clocks + shared), context.share("l2")),
         evidence=f"each byte that is touched is loaded {counts['global_load.bytes'] / distinct:.1f} times by threads",
-        advice="load each element once per block: stage a tile in shared memory, and keep several results per thread in "
-        "registers so that a loaded value is used more than once",
+        advice="load each element once per block: stage a tile in shared memory, and keep several results per thread "
+        "in registers so that a loaded value is used more than once",
     )
 
 
@@ -307,7 +307,7 @@ def _integer_work(context: Context) -> Finding | None:
         return None
     return Finding(
         weight=0.5 * slots["int"] / total * context.share("int", "issue"),
-        evidence=f"integer and address arithmetic is {100 * slots['int'] / total:.0f} % of the instructions (estimated)",
+        evidence=f"{100 * slots['int'] / total:.0f} % of the machine instructions (estimated) are integer arithmetic",
         advice="hoist address arithmetic out of the loop, use 32-bit indices, and avoid division and modulo by "
         "run-time values",
     )
@@ -331,7 +331,7 @@ def _double_precision(context: Context) -> Finding | None:
     return Finding(
         weight=context.share("fp64"),
         evidence=f"{operations:.3g} fp64 operations take {context.seen.terms_us['fp64']:.3g} µs",
-        advice="keep the arithmetic in float where the problem is float: a literal without f makes an expression double",
+        advice="keep the arithmetic in float where the problem is float: a literal without f is a double",
     )
 
 
@@ -343,8 +343,8 @@ def _dense_arithmetic(context: Context) -> Finding | None:
     return Finding(
         weight=0.3 * context.share("fp32", "issue"),
         evidence=f"{100 * useful / sum(slots.values()):.0f} % of the machine instructions (estimated) are arithmetic",
-        advice="issue fewer instructions per result: unroll, use wider loads, keep more results per thread in registers, "
-        "and use tensor cores where dtype and tolerance allow",
+        advice="issue fewer instructions per result: unroll, use wider loads, keep more results per thread in "
+        "registers, and use tensor cores where dtype and tolerance allow",
     )
 
 

@@ -126,8 +126,17 @@ def _measured(new: Profile, old: Profile, ratio: float) -> tuple[Verdict, tuple[
 
 
 def _costs(profile: Profile) -> dict[str, float]:
-    """The costs that the profile knows, weighted over its bench entries."""
-    return {name: value for name in COSTS if (value := profile.metrics.get(name)) is not None}
+    """The costs that the profile knows; those that were not asked for are summed over its bench entries."""
+    costs = {}
+    for name in COSTS:
+        total = profile.metrics.get(name)
+        if total is None:
+            parts = [(entry.weight, entry.metrics.get(name)) for entry in profile.bench]
+            known = [weight * part for weight, part in parts if part is not None]
+            total = sum(known) if known and len(known) == len(parts) else None
+        if total is not None:
+            costs[name] = total
+    return costs
 
 
 def _growth(new: float, old: float) -> float:

@@ -142,7 +142,7 @@ class CountedProfiler:
                 "sm_clock_mhz": f"{table.clock_hz / 1e6:.0f}",
                 SPILL_CONDITION: str(spills),
             },
-            bench=tuple(_bench_profile(entry, names) for entry in entries),
+            bench=tuple(_bench_profile(entry) for entry in entries),
             report_uri=f"optiml://kernels/{identity}/profile",
         )
 
@@ -299,12 +299,13 @@ def _sources(values: Mapping[str, float | None]) -> dict[str, MetricSource]:
     return {name: METRICS[name].source for name, value in values.items() if value is not None}
 
 
-def _bench_profile(entry: _Entry, names: tuple[str, ...] | None) -> BenchProfile:
+def _bench_profile(entry: _Entry) -> BenchProfile:
+    """One entry with every metric: what was not asked for is still needed to compare profiles."""
     return BenchProfile(
         axes=dict(entry.workload.axes),
         weight=entry.workload.weight,
         time=_modelled_time(entry.observation.time_us),
-        metrics=metric_values(entry.observation, names),
+        metrics=metric_values(entry.observation),
         terms_us=dict(entry.observation.terms_us),
         blocks_total=sum(launch.shape.blocks for launch in entry.launches),
         blocks_run=sum(launch.blocks_run for launch in entry.launches),

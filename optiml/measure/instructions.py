@@ -31,7 +31,7 @@ class Cost:
 
 
 def _cost(latency: Mapping[str, float], /, **slots: float) -> Cost:
-    return Cost(slots=slots, latency=latency, tensor_fmas={})
+    return Cost(slots={pipe: number for pipe, number in slots.items() if number}, latency=latency, tensor_fmas={})
 
 
 _ALU = {"alu": 1.0}
@@ -48,9 +48,9 @@ _FREE_FAMILIES = frozenset(
 )
 _CONTROL_FAMILIES = frozenset({"bra", "ret", "exit", "brx", "trap", "nanosleep", "prefetch", "prefetchu", "elect"})
 _SLOW_INT = frozenset({"popc", "clz", "brev", "bfind", "fns"})  # a quarter of the integer rate, on the sfu pipe
-_TYPES = frozenset(f"{kind}{bits}" for kind in "sufb" for bits in (8, 16, 32, 64)) | frozenset(
-    "f16x2 bf16 bf16x2 s16x2 u16x2 tf32 e4m3 e5m2 e4m3x2 e5m2x2 pred b128 b1 u4 s4".split()
-)
+_TYPES = frozenset(f"{kind}{bits}" for kind in "sufb" for bits in (8, 16, 32, 64)) | {
+    "f16x2", "bf16", "bf16x2", "s16x2", "u16x2", "tf32", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "pred", "b128", "u4", "s4",
+}  # fmt: skip
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from optiml.errors import InvalidInput
@@ -21,8 +21,8 @@ from optiml.measure.instructions import Cost, cost
 from optiml.measure.occupancy import occupancy
 from optiml.ptx import Module
 from optiml.ptx.counters import AllocationCounters, Counters
-from optiml.ptx.dataflow import Timing, block_cycles
-from optiml.ptx.parse import Function, Instruction
+from optiml.ptx.dataflow import Timing, function_cycles
+from optiml.ptx.parse import Instruction
 from optiml.records import Occupancy
 
 MODEL_VERSION = "model-1"  # part of every cache key of a profile: change it with any formula or constant
@@ -360,8 +360,8 @@ def _warp_cycles(
 ) -> float:  # fmt: skip
     """Cycles of an average warp from its first to its last instruction, alone on its scheduler.
 
-    Every basic block counts its dataflow length once per execution; a block that loops onto itself counts its
-    steady-state length for all but the first.
+    Every execution of a basic block counts the dataflow length of the block; where it loops onto itself, all but the
+    first count its steady-state length.
     """
     load = _load_latency(counts, hardware)
 
@@ -369,18 +369,15 @@ def _warp_cycles(
         price = cost(instruction.opcode)
         return Timing(slots=price.issue_slots, latency=_latency(price, load, hardware))
 
-    cycles = 0.0
-    for (name, index), executions in counters.block_executions.items():
-        cycles += _block_share(module.functions[name], index, executions, counters.warps, timing)
-    return cycles
-
-
-def _block_share(
-    function: Function, index: int, executions: int, warps: int, timing: Callable[[Instruction], Timing]
-) -> float:
-    length = block_cycles(function.blocks[index], timing)
-    entered = min(executions, warps)
-    return (entered * length.first + (executions - entered) * length.steady) / warps
+    executions: dict[str, dict[int, int]] = {}
+    for (name, index), count in counters.block_executions.items():
+        executions.setdefault(name, {})[index] = count
+    total = 0.0
+    for name, counted in executions.items():
+        for index, cycles in function_cycles(module.functions[name], counted, timing).items():
+            entered = min(counted[index], counters.warps)
+            total += entered * cycles.first + (counted[index] - entered) * cycles.steady
+    return total / counters.warps
 
 
 def _latency(price: Cost, load: float, hardware: Hardware) -> float:

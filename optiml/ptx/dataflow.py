@@ -1,19 +1,20 @@
-"""How long one warp, alone, needs for a basic block: the critical path through its registers and memory order.
+"""How long one warp, alone, needs for the basic blocks of a function: critical paths through registers and memory.
 
 PTX places a load next to its use and leaves it to ptxas to hoist it, so the order of the text says little. A block is
 read as a dataflow graph instead: an instruction may start as soon as its operands are there, except where memory order
-or a barrier forbids it. Between two executions of a block the order is that of the machine: in order.
+or a barrier forbids it. Between blocks, and between two executions of one block, the order is that of the machine: a
+block starts when every instruction of the one before it has started, while results may still be under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from optiml.ptx.parse import Address, BasicBlock, Instruction, Operand, Register, Symbol, Vector
+from optiml.ptx.parse import Address, BasicBlock, Function, Instruction, Operand, Register, Symbol, Vector
 
 _SPACES = ("global", "shared", "local", "const", "param")
-SIMULATED_ITERATIONS = 3  # the difference between the last two is the steady state
+SIMULATED_ITERATIONS = 3  # the last one stands for the steady state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,36 +33,36 @@ class BlockCycles:
     steady: float
 
 
-def block_cycles(block: BasicBlock, timing: Callable[[Instruction], Timing]) -> BlockCycles:
-    """Critical-path length of a basic block in cycles.
+def function_cycles(
+    function: Function, executions: Mapping[int, int], timing: Callable[[Instruction], Timing]
+) -> dict[int, BlockCycles]:
+    """Critical-path length of each executed basic block in cycles, by index of the block.
 
     A register is ready `latency` after the instruction that writes it starts. A load waits for the stores before it to
     the same space, unless it is `.nc`; a barrier waits for every memory access before it and holds up those behind it.
-    An execution is over when all results are there; the next one of a loop starts when the last instruction has
-    started, but not before every slot has been issued. So unrolling, which puts several loads into one execution,
-    shortens a loop, and so does `.nc` (from `const __restrict__`) where stores stand between loads.
+    So unrolling, which puts several loads into one execution, shortens a loop, and so does `.nc` (from
+    `const __restrict__`) where stores stand between loads.
+
+    Executed blocks are walked once in the order of the text, each charged with what it adds to the path. A block
+    executed less than half as often as both its neighbours is a detour: it is charged, and the walk goes on as if it
+    had been passed by. A block that branches to itself is walked three times; the last difference is its steady state.
 
     Args:
+        executions: how often each block was executed, by any warp; blocks that are missing were not.
         timing: cost of each instruction.
-
-    Returns:
-        Both lengths; `steady == first` for a block that does not branch to itself.
     """
-    if not block.instructions:
-        return BlockCycles(first=0.0, steady=0.0)
+    executed = [index for index in range(len(function.blocks)) if executions.get(index, 0) > 0]
     walk = _Walk(timing)
-    first, ended = walk.execute(block)
-    if not _loops_onto_itself(block):
-        return BlockCycles(first=first, steady=first)
-    previous = ended
-    for _ in range(SIMULATED_ITERATIONS - 1):
-        previous = ended
-        _, ended = walk.execute(block)
-    return BlockCycles(first=first, steady=ended - previous)
+    cycles = {}
+    for place, index in enumerate(executed):
+        neighbours = executed[max(0, place - 1) : place] + executed[place + 1 : place + 2]
+        detour = len(neighbours) == 2 and all(2 * executions[index] < executions[near] for near in neighbours)
+        cycles[index] = (walk.copy() if detour else walk).lengths(function.blocks[index])
+    return cycles
 
 
 class _Walk:
-    """Moments at which registers and memory become ready while a block is executed again and again."""
+    """Moments at which registers and memory become ready while blocks are executed one after another."""
 
     def __init__(self, timing: Callable[[Instruction], Timing]) -> None:
         self._timing = timing
@@ -71,23 +72,34 @@ class _Walk:
         self._accessed = 0.0  # all memory accesses so far are done
         self._released = 0.0  # end of the last barrier
 
-    def execute(self, block: BasicBlock) -> tuple[float, float]:
-        """One execution: the moment of its last result, and the moment from which the next one may start."""
-        begin = self._start
-        finished = last_start = begin
+    def copy(self) -> _Walk:
+        twin = _Walk(self._timing)
+        twin._ready, twin._stored = dict(self._ready), dict(self._stored)
+        twin._start, twin._accessed, twin._released = self._start, self._accessed, self._released
+        return twin
+
+    def lengths(self, block: BasicBlock) -> BlockCycles:
+        """Execute a block, and twice more if it loops onto itself."""
+        first = steady = self._execute(block)
+        if _loops_onto_itself(block):
+            for _ in range(SIMULATED_ITERATIONS - 1):
+                steady = self._execute(block)
+        return BlockCycles(first=first, steady=steady)
+
+    def _execute(self, block: BasicBlock) -> float:
+        """Cycles from the start of this block to the moment at which the next one may start."""
+        begin = last_start = self._start
         slots = 0.0
         for instruction in block.instructions:
             cost = self._timing(instruction)
             start = max([begin, *(self._ready.get(name, 0.0) for name in _reads(instruction))])
             start = self._in_memory_order(instruction, start, cost)
-            done = start + max(cost.latency, cost.slots)
             for name in _writes(instruction):
-                self._ready[name] = done
+                self._ready[name] = start + max(cost.latency, cost.slots)
             slots += cost.slots
             last_start = max(last_start, start + cost.slots)
-            finished = max(finished, done)
         self._start = max(last_start, begin + slots)
-        return max(finished, self._start), self._start
+        return self._start - begin
 
     def _in_memory_order(self, instruction: Instruction, start: float, cost: Timing) -> float:
         family = instruction.parts[0]
@@ -111,6 +123,8 @@ class _Walk:
 
 
 def _loops_onto_itself(block: BasicBlock) -> bool:
+    if not block.instructions:
+        return False
     last = block.instructions[-1]
     return last.parts[0] == "bra" and any(isinstance(item, Symbol) and item.name == block.label for item in last.src)
 
