@@ -300,7 +300,11 @@ def apply(policy: Policy, *, before_exec: bool = False) -> Layers:
         os._exit(0)
     held |= _restrict_calls(kernel, machine, policy, abi=abi, before_exec=before_exec, notes=notes)
 
-    held["signals"] = bool(held.get("files") and abi >= 6) or bool(held.get("seccomp") and not policy.processes)
+    held["signals"] = (
+        bool(held.get("files") and abi >= 6)
+        or bool(held.get("seccomp") and not policy.processes)
+        or os.geteuid() >= _PRIVATE_UIDS
+    )
     held["gpu_hidden"] = not policy.gpu and (bool(held.get("files")) or not _gpu_nodes())
     if policy.processes and not held.get("process_limit"):
         notes.append("the number of processes is not bounded")

@@ -279,7 +279,7 @@ def test_kill_minus_nine_of_the_parent_leaves_neither_child_nor_grandchild(tmp_p
         [sys.executable, tmp_path / "parent.py", HERE, scratch],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent), "TMPDIR": str(tmp_path)},
     )
     with parent:
         assert parent.stdout is not None

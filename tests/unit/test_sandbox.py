@@ -185,14 +185,15 @@ sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from optiml import sandbox
 kernel = sandbox._Kernel(sandbox._machine())
 if "user" in sys.argv[3:]:
-    kept = 1 << 2
+    kept = int(sandbox._has_capability(2)) << 2
     kernel.prctl(sandbox._PR_SET_KEEPCAPS, 1)
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
     kernel.syscall("capset", ctypes.c_char_p(struct.pack("=Ii", sandbox._CAP_VERSION_3, 0)),
                    ctypes.c_char_p(struct.pack("=6I", kept, kept, kept, 0, 0, 0)))
-    kernel.prctl(sandbox._PR_CAP_AMBIENT, sandbox._PR_CAP_AMBIENT_RAISE, 2)
+    if kept:
+        kernel.prctl(sandbox._PR_CAP_AMBIENT, sandbox._PR_CAP_AMBIENT_RAISE, 2)
 kernel.prctl(sandbox._PR_SET_NO_NEW_PRIVS, 1)
 missing = []
 if "no landlock" in sys.argv[3:]:
@@ -237,6 +238,8 @@ def test_with_less_on_offer_everything_works_and_says_what_is_missing(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can try what another user gets")
+    if not sandbox._has_capability(2) and not sandbox._readable_by_others(Policy(), before_exec=False):
+        pytest.skip("another user could not run this interpreter")
     script = tmp_path / "elsewhere.py"
     script.write_text(ELSEWHERE)
     done = subprocess.run(
@@ -246,7 +249,7 @@ def test_with_less_on_offer_everything_works_and_says_what_is_missing(
     answer = json.loads(done.stdout)
     assert (answer["echo"], answer["fork"], answer["stdout"]) == ({"do": "echo"}, errno.EPERM, "out\n")
     assert {name: answer["layers"][name] for name in expected} == expected
-    assert bool(answer["layers"]["notes"]) == ("no landlock" in conditions)
+    assert any("Landlock" in note for note in answer["layers"]["notes"]) == ("no landlock" in conditions)
 
 
 def decide(program: list[bytes], machine: sandbox._Machine, call: int, first: int = 0) -> int:
