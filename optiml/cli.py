@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
 
-from optiml.codec import MAX_SOURCE_BYTES, encode
+from optiml.codec import MAX_SOURCE_BYTES, encode, kernel_id
 from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
 from optiml.kernel_file import write_kernel_text
 from optiml.records import Comparison, Generated, Level, Reason, SearchResult, Verdict
@@ -32,6 +32,7 @@ from optiml.show import (
     show_profile,
     show_result,
     show_runs,
+    show_skeleton,
     show_verdict,
 )
 
@@ -150,9 +151,11 @@ def verify(
 ) -> None:
     """Check KERNEL against a problem's reference. Exit 0 accepted, 1 rejected, 2 unverified."""
     with _errors_reported(as_json), open_bench(trust_reference=trust_reference) as bench:
+        if problem is None:
+            _finish(_unverified(bench, kernel), show_skeleton, as_json, status=2)
         verdict = bench.verify(
             read_kernel(kernel),
-            read_problem(_needed(problem)),
+            read_problem(problem),
             level=level,
             axes=parse_axes(axes),
             dtype=dtype,
@@ -406,6 +409,26 @@ def _parsed(parse: Callable[[str], Any], content: str, name: str) -> dict[str, A
     if not isinstance(data, dict):
         raise InvalidInput(f"{name[:200]} holds no object: give one with named fields")
     return data
+
+
+def _unverified(bench: Workbench, name: str) -> dict[str, Any]:
+    """The verdict on a kernel of which nobody said what it should compute, with a first draft of that."""
+    from optiml.problems.skeleton import problem_skeleton  # only here
+    from optiml.toolchain.signatures import kernel_signatures
+
+    kernel = bench.kernel(read_kernel(name), None)
+    found = kernel_signatures(kernel.source) if kernel.language == "cuda" else ()
+    return {
+        "kernel_id": kernel_id(kernel),
+        "status": "unverified",
+        "reason": None,
+        "detail": "no problem was given, so nothing says what the kernel should compute",
+        "levels": [],
+        "summary": f"Unverified: {name} holds {len(found)} kernels, but no problem says what is right.",
+        "next_action": "Complete a skeleton, save it as problem.json, and verify with --problem problem.json.",
+        "warnings": [],
+        "problem_skeletons": [problem_skeleton(item.name, item.parameters) for item in found],
+    }
 
 
 def _needed(problem: str | None) -> str:

@@ -5,8 +5,9 @@ Plain aligned columns, no boxes, nothing cut; colours only on a terminal.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -114,6 +115,15 @@ def show_problems(builtins: Sequence[Builtin]) -> None:
             for item in builtins
         ],
     )
+
+
+def show_skeleton(unverified: Mapping[str, Any]) -> None:
+    """What to complete before a kernel can be verified."""
+    _line(unverified["status"], unverified["kernel_id"])
+    _line(unverified["summary"])
+    for skeleton in unverified["problem_skeletons"]:
+        _source(json.dumps(skeleton, indent=2))
+    _closing(unverified["next_action"], unverified["warnings"])
 
 
 def show_problem(problem: Problem) -> None:
