@@ -121,14 +121,23 @@ def main() -> int:
     parser.add_argument("server", nargs="*", help="server command; default: this interpreter with -m optiml_mcp")
     options = parser.parse_args()
     command = options.server or [sys.executable, "-m", "optiml_mcp"]
+    unexpected: list[str] = []
     try:
         anyio.run(lambda: play(command, problem=options.problem, evaluations=options.evaluations))
-    except* Unexpected as group:
-        for error in group.exceptions:
-            print(f"unexpected: {error}", file=sys.stderr)
-        return 1
-    print("every step gave what it should")
-    return 0
+    except* Unexpected as group:  # the client's task groups wrap whatever is raised inside them
+        unexpected = [str(error) for error in _leaves(group)]
+    for text in unexpected:
+        print(f"unexpected: {text}", file=sys.stderr)
+    if not unexpected:
+        print("every step gave what it should")
+    return 1 if unexpected else 0
+
+
+def _leaves(group: BaseExceptionGroup[Unexpected]) -> list[Unexpected]:
+    found: list[Unexpected] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
 
 
 if __name__ == "__main__":
