@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAGIC = b"OML1"
 HEADER_LIMIT_BYTES = 64 << 20
 BLOB_LIMIT = 65_536  # blobs in one message
-FRAME_LIMIT_BYTES = 8 << 30  # one whole message, unless a channel sets less
+FRAME_LIMIT_BYTES = 2 << 30  # one whole message, unless a channel sets less
 
 _PREFIX = struct.Struct("!4sII")
 _MAPPED_BYTES = 1 << 20  # from here on a blob gets its own pages, which cost nothing until data arrives

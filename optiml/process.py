@@ -835,7 +835,11 @@ def child() -> None:
         os._exit(0)
     _service = _Service(channel=channel, policy=policy)
     sys.excepthook = _leave_after
-    runpy.run_module(orders["module"], run_name="__main__")
+    try:
+        runpy.run_module(orders["module"], run_name="__main__")
+    except SystemExit as leaving:
+        os._exit(leaving.code if isinstance(leaving.code, int) else 1)
+    os._exit(0)
 
 
 def _leave_after(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -898,6 +902,8 @@ def _leave_guard_behind(parent: int, channel_fd: int, status_fd: int) -> None:
 
 
 def _become_program(channel: Channel, policy: Policy, argv: list[str], environment: dict[str, str]) -> None:
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and the program would inherit that
+        signal.signal(ignored, signal.SIG_DFL)
     channel.send({"layers": sandbox.apply(policy, before_exec=True).to_json()})
     try:
         os.execve(argv[0], argv, environment)

@@ -74,7 +74,13 @@ def test_files_outside_the_policy_cannot_be_read(worker: Worker, tmp_path: Path)
     secret = tmp_path / "secret"
     secret.write_text("key")
     secret.chmod(0o644)
-    for path in ("/etc/passwd", str(secret), str(Path.home()), f"/proc/{os.getpid()}/environ"):
+    for path in (
+        "/etc/passwd",
+        str(secret),
+        str(Path.home()),
+        f"/proc/{os.getpid()}/environ",
+        "/proc/self/root/etc/passwd",
+    ):
         what = "list" if os.path.isdir(path) else "read"
         assert attempt(worker, what, path=path) == errno.EACCES, path
     assert attempt(worker, "read", path=os.__file__) == 0
