@@ -9,7 +9,7 @@ args = [
 ]
 [params]
 BLOCK = 128
-CHANNELS = 8
+CHANNELS = 16
 [tunables]
 BLOCK = [64, 128, 256]
 CHANNELS = [4, 8, 16]

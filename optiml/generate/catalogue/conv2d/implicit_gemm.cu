@@ -8,9 +8,9 @@ args = [
     "(W + 2*padding - S)//stride + 1", "stride", "padding",
 ]
 [params]
-DEPTH = 8
+DEPTH = 16
 [tunables]
-DEPTH = [4, 8, 16]
+DEPTH = [8, 16, 32]
 [strategy]
 title = "implicit matrix product, 4 channels x 4 pixels per thread"
 rationale = "For each tap the layer is a product of weights [K, C] and shifted pixels [C, N*P*Q]; tiles of both in shared memory and 16 sums in registers give each value read four uses, and edges are tested once per tap and pixel, not per channel."

@@ -13,7 +13,7 @@ TILE_Y = 8
 CHANNELS = 8
 [tunables]
 TILE_Y = [4, 8, 16]
-CHANNELS = [2, 4, 8]
+CHANNELS = [4, 8, 16]
 [strategy]
 title = "input patch and weights in shared memory, several output channels per thread"
 rationale = "Overlapping windows read one patch from shared memory: an input element is loaded from global memory once per block instead of R * S times, and its edge test happens once, at the load."
@@ -25,6 +25,10 @@ requires = []
 
 constexpr int TILE_X = 32;
 constexpr int THREADS = TILE_X * TILE_Y;
+
+struct alignas(16) Four {
+    float v[4];
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 conv2d(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int C, int H, int W, int K, int R, int S,
@@ -62,7 +66,11 @@ conv2d(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int 
             for (int s = 0; s < S; ++s, weight += CHANNELS) {
                 float value = corner[r * width + s];
 #pragma unroll
-                for (int k = 0; k < CHANNELS; ++k) sum[k] += value * weight[k];
+                for (int k = 0; k < CHANNELS; k += 4) {
+                    Four four = *reinterpret_cast<const Four*>(weight + k);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) sum[k + i] += value * four.v[i];
+                }
             }
         }
         __syncthreads();

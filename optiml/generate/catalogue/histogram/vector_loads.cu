@@ -11,7 +11,7 @@ block = ["BLOCK"]
 shared_bytes = "4*COPIES*min(bins, CHUNK)"
 args = ["x", "h", "n", "bins"]
 [params]
-BLOCK = 256
+BLOCK = 512
 BLOCKS = 512
 COPIES = 4
 CHUNK = 1024

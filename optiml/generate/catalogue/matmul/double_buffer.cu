@@ -6,8 +6,8 @@ block = [256]
 args = ["a", "b", "c", "M", "N", "K"]
 [params]
 ROWS = 8
-COLUMNS = 8
-TILE_K = 8
+COLUMNS = 4
+TILE_K = 16
 [tunables]
 ROWS = [4, 8]
 COLUMNS = [4, 8]
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool is_aligned(const T* base, int row_length) {
     return row_length % 4 == 0 && reinterpret_cast<unsigned long long>(base) % sizeof(Pack<4>) == 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, sizeof(A) == 4 ? 2 : 1)
 matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int M, int N, int K) {
     __shared__ alignas(32) A a_tile[2][DEPTH][TILE_M + PAD];  // transposed: a thread reads its rows as one Quad
     __shared__ alignas(32) A b_tile[2][DEPTH][TILE_N];

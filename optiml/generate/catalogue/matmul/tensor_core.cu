@@ -9,8 +9,8 @@ DEPTH = 32
 [tunables]
 DEPTH = [16, 32, 64]
 [strategy]
-title = "tensor cores, 64 x 64 tile, float32 sums"
-rationale = "One warp instruction multiplies 16 x 16 x 16 elements of 16 bits and adds them up in float32, in place of 128 multiply-adds per lane."
+title = "tensor cores, 64 x 64 tile, two shared buffers, float32 sums"
+rationale = "One warp instruction multiplies 16 x 16 x 16 elements of 16 bits and adds them up in float32, in place of 128 multiply-adds per lane; the next tiles travel into registers meanwhile."
 moves = ["smsp__inst_executed.sum", "sm__inst_executed_pipe_fma.sum", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"]
 dtypes = ["float16", "bfloat16"]
 requires = []
@@ -20,7 +20,12 @@ requires = []
 
 constexpr int THREADS = 128;  // four warps, each with a 32 x 32 quarter of the tile
 constexpr int TILE = 64;
-constexpr int PAD = 8;  // 16 bytes: moves neighbouring rows to other banks, keeps 32-byte aligned fragments
+constexpr int PAD = 8;                            // 16 bytes: moves neighbouring rows to other banks
+constexpr int SHARE = TILE * DEPTH / 8 / THREADS;  // loads of eight elements per thread, for a and for b
+typedef T ATile[TILE][DEPTH + PAD];
+typedef T BTile[DEPTH][TILE + PAD];
+typedef float CTile[TILE][TILE + PAD];
+constexpr int BYTES = 2 * (sizeof(ATile) + sizeof(BTile)) > sizeof(CTile) ? 2 * (sizeof(ATile) + sizeof(BTile)) : sizeof(CTile);
 
 __device__ __forceinline__ bool is_aligned(const T* base, int row_length) {
     return row_length % 8 == 0 && reinterpret_cast<unsigned long long>(base) % sizeof(Pack<8>) == 0;
@@ -38,13 +43,15 @@ __device__ __forceinline__ Pack<8> load_eight(const T* __restrict__ from, int va
 extern "C" __global__ void __launch_bounds__(THREADS)
 matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int M, int N, int K) {
     using namespace nvcuda;
-    __shared__ alignas(32) T a_tile[TILE][DEPTH + PAD];
-    __shared__ alignas(32) T b_tile[DEPTH][TILE + PAD];
-    __shared__ alignas(32) float c_tile[TILE][TILE + PAD];
+    __shared__ alignas(32) unsigned char memory[BYTES];
+    ATile* a_tile = reinterpret_cast<ATile*>(memory);                    // two buffers each
+    BTile* b_tile = reinterpret_cast<BTile*>(memory + 2 * sizeof(ATile));
+    CTile& c_tile = *reinterpret_cast<CTile*>(memory);                   // after the last product
     int thread = threadIdx.x;
     int warp_row = thread / 64 * 32, warp_column = thread / 32 % 2 * 32;
     int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
     bool a_aligned = is_aligned(a, K), b_aligned = is_aligned(b, N);
+    Pack<8> a_next[SHARE], b_next[SHARE];
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum[2][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -52,28 +59,46 @@ matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int 
         for (int j = 0; j < 2; ++j) wmma::fill_fragment(sum[i][j], 0.f);
     }
 
-    for (int start = 0; start < K; start += DEPTH) {
-        for (int i = thread; i < TILE * DEPTH / 8; i += THREADS) {
+    auto fetch = [&](int start) {
+#pragma unroll
+        for (int n = 0; n < SHARE; ++n) {
+            int i = thread + n * THREADS;
             int row = i / (DEPTH / 8), k = i % (DEPTH / 8) * 8;
             const T* from = a + (long long)(first_row + row) * K + start + k;
-            int valid = first_row + row < M ? K - start - k : 0;
-            *reinterpret_cast<Pack<8>*>(&a_tile[row][k]) = load_eight(from, valid, a_aligned);
+            a_next[n] = load_eight(from, first_row + row < M ? K - start - k : 0, a_aligned);
         }
-        for (int i = thread; i < DEPTH * TILE / 8; i += THREADS) {
+#pragma unroll
+        for (int n = 0; n < SHARE; ++n) {
+            int i = thread + n * THREADS;
             int k = i / (TILE / 8), column = i % (TILE / 8) * 8;
             const T* from = b + (long long)(start + k) * N + first_column + column;
-            int valid = start + k < K ? N - first_column - column : 0;
-            *reinterpret_cast<Pack<8>*>(&b_tile[k][column]) = load_eight(from, valid, b_aligned);
+            b_next[n] = load_eight(from, start + k < K ? N - first_column - column : 0, b_aligned);
         }
-        __syncthreads();
+    };
+    auto publish = [&](int buffer) {
+#pragma unroll
+        for (int n = 0; n < SHARE; ++n) {
+            int i = thread + n * THREADS;
+            *reinterpret_cast<Pack<8>*>(&a_tile[buffer][i / (DEPTH / 8)][i % (DEPTH / 8) * 8]) = a_next[n];
+            *reinterpret_cast<Pack<8>*>(&b_tile[buffer][i / (TILE / 8)][i % (TILE / 8) * 8]) = b_next[n];
+        }
+    };
+
+    fetch(0);
+    publish(0);
+    __syncthreads();
+    int buffer = 0;
+    for (int start = 0; start < K; start += DEPTH) {
+        bool more = start + DEPTH < K;
+        if (more) fetch(start + DEPTH);
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
             wmma::fragment<wmma::matrix_a, 16, 16, 16, T, wmma::row_major> left[2];
             wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::row_major> right[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                wmma::load_matrix_sync(left[i], &a_tile[warp_row + 16 * i][k], DEPTH + PAD);
-                wmma::load_matrix_sync(right[i], &b_tile[k][warp_column + 16 * i], TILE + PAD);
+                wmma::load_matrix_sync(left[i], &a_tile[buffer][warp_row + 16 * i][k], DEPTH + PAD);
+                wmma::load_matrix_sync(right[i], &b_tile[buffer][k][warp_column + 16 * i], TILE + PAD);
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -81,7 +106,10 @@ matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int 
                 for (int j = 0; j < 2; ++j) wmma::mma_sync(sum[i][j], left[i], right[j], sum[i][j]);
             }
         }
+        // The other buffer was last read before the previous barrier, so it may be overwritten now.
+        if (more) publish(buffer ^ 1);
         __syncthreads();
+        buffer ^= 1;
     }
 
     // Fragments have no documented layout: they pass through shared memory to be rounded and clipped.

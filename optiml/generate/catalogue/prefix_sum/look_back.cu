@@ -1,16 +1,18 @@
 /* optiml
 [[launch]]
 kernel = "prefix_sum"
-grid = ["ceil_div(n, 16*BLOCK)"]
+grid = ["ceil_div(n, SHARE*BLOCK)"]
 block = ["BLOCK"]
 args = ["x", "y", "states", "ticket", "n"]
 [params]
 BLOCK = 256
+SHARE = 16
 [tunables]
 BLOCK = [128, 256, 512]
+SHARE = [16, 32]
 [workspace.states]
 dtype = "int64"
-shape = ["ceil_div(n, 16*BLOCK)"]
+shape = ["ceil_div(n, SHARE*BLOCK)"]
 init = "zero"
 [workspace.ticket]
 dtype = "int32"
@@ -25,8 +27,8 @@ requires = []
 */
 //@ types
 
-constexpr int ITEMS = 4;   // neighbouring elements per load
-constexpr int ROUNDS = 4;  // loads per thread
+constexpr int ITEMS = 16 / ELEMENT_BYTES;  // neighbouring elements per load
+constexpr int ROUNDS = SHARE / ITEMS;      // loads per thread
 constexpr int WARPS = BLOCK / 32;
 constexpr int WARP_SHARE = 32 * ITEMS * ROUNDS;
 enum State : unsigned { UNKNOWN = 0, SUM_OF_TILE = 1, SUM_UP_TO_TILE = 2 };

@@ -11,7 +11,7 @@ block = ["BLOCK"]
 args = ["x", "y", "totals", "n"]
 [params]
 BLOCK = 256
-BLOCKS = 512
+BLOCKS = 1024
 [tunables]
 BLOCK = [256, 512, 1024]
 BLOCKS = [128, 256, 512, 1024]

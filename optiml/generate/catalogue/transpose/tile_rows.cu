@@ -6,7 +6,7 @@ block = ["TILE", "LANES"]
 args = ["x", "y", "R", "C"]
 [params]
 TILE = 32
-LANES = 8
+LANES = 4
 [tunables]
 TILE = [32, 64]
 LANES = [4, 8, 16]
