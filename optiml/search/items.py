@@ -63,6 +63,17 @@ class ItemKernel:
         return data.decode("utf-8")
 
     @property
+    def walks_memory(self) -> bool:
+        """Whether a loop of the body reads or writes global memory: one item is then much work already."""
+        start, end = self.span
+        return any(
+            contains(loop, access.node) and access.space == "global"
+            for loop in self.site.function.loops
+            if start <= loop.start_byte and loop.end_byte <= end
+            for access in self.accesses
+        )
+
+    @property
     def returns(self) -> dict[tuple[int, int], str]:
         """The `return` statements of the body, as `continue`."""
         start, end = self.span

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optiml.codec import kernel_id
-from optiml.records import ExpectedChange, Kernel, Problem
+from optiml.codec import encode, kernel_id
+from optiml.diffs import make_diff
+from optiml.records import ExpectedChange, Kernel, Problem, Suggestion
 from optiml.search.edit import Edit, EditContext
 from optiml.search.judge import score_expected
 from optiml.search.puct import priors
@@ -66,3 +67,39 @@ def propose(context: EditContext, edits: Sequence[Edit], *, seed: str) -> tuple[
         for (identity, (edit, kernel, rationale, expected, score)), weight in zip(found.items(), weights, strict=True)
     ]  # fmt: skip
     return tuple(sorted(ranked, key=lambda item: (-item.prior, item.edit, item.kernel_id)))
+
+
+def suggest(context: EditContext, edits: Sequence[Edit], *, limit: int = 3) -> tuple[Suggestion, ...]:
+    """The most promising edits of a kernel, one variant each, as patches to its source.
+
+    A change of the launch plan cannot stand in a source diff: it is said in `why`, and an edit that changes nothing
+    else has no patch.
+    """
+    found: list[Suggestion] = []
+    for ranked in propose(context, edits, seed=""):
+        if len(found) == limit:
+            break
+        if any(item.edit == ranked.edit for item in found):
+            continue
+        plan = plan_changes(context.kernel, ranked.kernel)
+        why = ranked.rationale + (f" (launch plan: {'; '.join(plan)})" if plan else "")
+        patch = make_diff(context.kernel.source, ranked.kernel.source) or None
+        found.append(Suggestion(edit=ranked.edit, why=why, patch=patch))
+    return tuple(found)
+
+
+def plan_changes(before: Kernel, after: Kernel) -> list[str]:
+    """What differs between two kernels outside their source, in words."""
+    changes = []
+    for old, new in zip(before.launches, after.launches, strict=False):
+        for name in ("kernel", "grid", "block", "shared_bytes", "args"):
+            was, now = getattr(old, name), getattr(new, name)
+            if was != now:
+                changes.append(f"{name} {encode(was)} -> {encode(now)}")
+    if len(before.launches) != len(after.launches):
+        changes.append(f"{len(before.launches)} launches -> {len(after.launches)}")
+    for name in ("params", "flags", "workspace"):
+        was, now = encode(getattr(before, name)), encode(getattr(after, name))
+        if was != now:
+            changes.append(f"{name} {was} -> {now}")
+    return changes

@@ -84,7 +84,8 @@ def row_kernel(site: Site) -> RowKernel | None:
     if not _only_geometry(site, row, row_loop):
         return None
     body = function.body if row_loop is None else row_loop.body
-    shared = tuple(found for loop in outermost_loops(body) if (found := _shared(site, loop)) is not None)
+    across = "threadIdx.x" if row_loop is None else row_loop.variable
+    shared = tuple(found for loop in outermost_loops(body) if (found := _shared(site, loop, across)) is not None)
     if not shared or sum(item.gain for item in shared) <= 0:
         return None
     stores = _single_stores(site, shared)
@@ -105,9 +106,7 @@ def divide(context: EditContext, kernel: RowKernel, team: Team) -> Kernel:
     for statement in kernel.single_stores:
         changes += _guard(site, statement, names, stored_and_read)
     result = with_source(context.kernel, site.source.rewrite(changes))
-    grid: tuple[Size, ...] = site.launch.grid
-    if kernel.row_loop is None:  # a grid-stride loop over rows is right for any grid
-        grid = (_grid(context, site, team), *site.launch.grid[1:])
+    grid: tuple[Size, ...] = (_grid(context, site, team), *site.launch.grid[1:])
     return _whole_warps(with_launch(result, site.index, grid=grid))
 
 
@@ -151,7 +150,7 @@ def _only_geometry(site: Site, row: Local | None, row_loop: ForLoop | None) -> b
     )
 
 
-def _shared(site: Site, loop: ForLoop) -> SharedLoop | None:
+def _shared(site: Site, loop: ForLoop, across: str) -> SharedLoop | None:
     if not loop.step or not loop.declared or leaves_early(loop.body) or has_barrier(loop.node):
         return None
     if not is_invariant(site, loop.start, loop) or not is_invariant(site, loop.bound, loop):
@@ -164,20 +163,23 @@ def _shared(site: Site, loop: ForLoop) -> SharedLoop | None:
         return None
     return SharedLoop(
         loop=loop, reductions=tuple(folded), stored=frozenset(item.array for item in inside if item.writes),
-        gain=sum(_gain(site, loop, item) for item in inside),
+        gain=sum(_gain(site, loop, item, across) for item in inside),
     )  # fmt: skip
 
 
-def _gain(site: Site, loop: ForLoop, access: Access) -> int:
-    """+1 for an access that is scattered over the threads now and would be contiguous, -1 for the reverse."""
+def _gain(site: Site, loop: ForLoop, access: Access, thread: str) -> int:
+    """+1 for an access that is scattered over the threads now and would be contiguous, -1 for the reverse.
+
+    `thread` is the name in index formulas by which neighbouring threads differ.
+    """
     if access.space != "global" or access.index is None:
         return 0
     along = poly.coefficient(access.index, loop.variable)
-    across = poly.coefficient(access.index, "threadIdx.x")
+    across = poly.coefficient(access.index, thread)
     if along is None or across is None:
         return 0
     start = site.polynomial(loop.start)
-    starts_apart = "threadIdx.x" in poly.names(start)
+    starts_apart = thread in poly.names(start)
     contiguous_now = poly.as_constant(across) == 1 and not starts_apart
     contiguous_then = poly.as_constant(along) == 1
     scattered_now = starts_apart or poly.as_constant(across) not in (0, 1)

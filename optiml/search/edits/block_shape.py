@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from tree_sitter import Node
 
 from optiml.records import Size
 from optiml.search.edit import (
@@ -18,11 +21,14 @@ from optiml.search.edit import (
     with_source,
 )
 from optiml.search.grid import with_divisor
-from optiml.search.source import Change, Site, integer, text_of, walk
+from optiml.search.source import Change, Site, ancestors, integer, text_of, unwrap, walk
 
 MAX_THREADS = 1024
 LINEAR = (256, 128, 512, 1024, 64)
 PLANES = ((32, 8), (32, 4), (32, 16), (16, 16), (64, 4), (32, 32), (128, 2))
+LEAST_LITERAL = 16  # smaller numbers in the source are too often something else than a block size
+
+Multiplier = Literal["none", "dimension", "literal", "other"]
 
 
 def propose(context: EditContext) -> Iterator[Proposal]:
@@ -58,69 +64,101 @@ def _reshaped(context: EditContext, site: Site, old: Sequence[int], new: tuple[i
     if math.prod(new) > MAX_THREADS:
         return None
     grid: list[Size] = list(site.launch.grid)
-    literals = _size_literals(site, old)
-    for axis, (before, after) in enumerate(zip(old, new, strict=True)):
-        if before == after or axis >= len(grid):
-            continue
-        adapted = with_divisor(grid[axis], before, after, context.params)
-        if adapted is not None:
-            grid[axis] = adapted
-        elif _thread_index_used(site, "xyz"[axis]):
-            return None  # the grid was written for this size in a way that cannot be read
     changes: list[Change] = []
-    for axis, nodes in literals.items():
-        if old[axis] != new[axis]:
-            changes += [(start, end, str(new[axis])) for start, end in nodes]
-    if len(set(old)) == 1 and len(old) > 1 and len(set(new)) > 1 and changes:
-        return None  # one literal stands for both sides: it cannot become two
+    for axis, (before, after) in enumerate(zip(old, new, strict=True)):
+        if before == after:
+            continue
+        letter = "xyz"[axis]
+        multiplier = _multiplier(site, letter, before)
+        if multiplier == "other" or not _reads_thread_index(site, letter):
+            return None
+        if multiplier == "literal" and list(old).count(before) > 1 and new[0] != new[1]:
+            return None  # one literal stands for both sides: it cannot become two
+        if multiplier in ("dimension", "literal") and axis < len(grid):
+            adapted = with_divisor(grid[axis], before, after, context.params)
+            if adapted is None:
+                return None  # the grid was written for this size in a way that cannot be read
+            grid[axis] = adapted
+        changes += _literals(site, before, after, multiplier)
+    if site.function.is_cooperative and len(old) > 1 and not changes and "blockDim" not in text_of(site.function.body):
+        return None  # a tile of fixed size: its threads have fixed places
     kernel = with_launch(context.kernel, site.index, block=tuple(new), grid=tuple(grid))
     if changes:
-        kernel = with_source(kernel, site.source.rewrite(changes))
-    shape = "x".join(str(size) for size in new)
-    before_shape = "x".join(str(size) for size in old)
+        kernel = with_source(kernel, site.source.rewrite(sorted(set(changes))))
+    before_text, after_text = ("x".join(str(size) for size in shape) for shape in (old, new))
     wider = len(old) > 1 and new[0] > old[0]
-    small = math.prod(old) < 128 <= math.prod(new)
-    factor = max(1.05, min(2.0, 128 / math.prod(old))) if small else 1.05
     return Proposal(
         kernel=kernel,
-        rationale=f"Blocks of {shape} threads instead of {before_shape} change how many warps an SM holds",
-        expected=(up(WARPS_ACTIVE, factor), *((down(LOAD_SECTORS, 0.8),) if wider else ())),
+        rationale=f"Blocks of {after_text} threads instead of {before_text} change how many warps an SM holds",
+        expected=(up(WARPS_ACTIVE, _occupancy_gain(context, old, new)), *((down(LOAD_SECTORS, 0.8),) if wider else ())),
         risks=("the source holds the block size as a literal, which was changed with it",) if changes else (),
     )
 
 
-def _size_literals(site: Site, sizes: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """Literals in the function that equal a block size of at least 16, by axis; the first equal axis counts."""
-    found: dict[int, list[tuple[int, int]]] = {}
+def _occupancy_gain(context: EditContext, old: Sequence[int], new: Sequence[int]) -> float:
+    """What a limit on resident blocks costs now and would not with larger ones."""
+    before, after = math.prod(old), math.prod(new)
+    occupancy = None if context.profile is None else context.profile.occupancy
+    if occupancy is not None and after > before:
+        if occupancy.limiter == "blocks":
+            return min(100.0 / max(1.0, occupancy.theoretical_pct), after / before)
+        return 1.02
+    return min(2.0, 128 / before) if before < 128 <= after else 1.03
+
+
+def _multiplier(site: Site, axis: str, size: int) -> Multiplier:
+    """How the source forms the start of a block along one axis: what it multiplies blockIdx with."""
+    found: set[Multiplier] = set()
     for node in walk(site.function.body):
-        if node.type != "number_literal":
+        if node.type != "field_expression" or text_of(node) != f"blockIdx.{axis}":
             continue
-        value = integer(text_of(node))
-        if value is None or value < 16 or value not in sizes or text_of(node) != str(value):
+        product = _product_around(node, site.function.body)
+        if product is None:
+            found.add("none")
+        elif f"blockDim.{axis}" in text_of(product):
+            found.add("dimension")
+        elif any(integer(text_of(item)) == size for item in walk(product) if item.type == "number_literal"):
+            found.add("literal")
+        else:
+            value = site.polynomial(product).get((f"blockIdx.{axis}",))
+            found.add("other" if value is None or value % size == 0 else "none")
+    for kind in ("other", "literal", "dimension"):
+        if kind in found:
+            return kind
+    return "none"
+
+
+def _product_around(node: Node, below: Node) -> Node | None:
+    """The largest product that a node is a factor of."""
+    product = None
+    inner = node
+    for outer in ancestors(node, below=below):
+        if unwrap(outer).id == unwrap(inner).id or outer.type == "parenthesized_expression":
+            inner = outer
             continue
-        found.setdefault(list(sizes).index(value), []).append((node.start_byte, node.end_byte))
-    # 32 is as likely the warp size as a block size: it changes only where it multiplies a block index.
-    if 32 in sizes and not _multiplies_block_index(site, 32):
-        found.pop(list(sizes).index(32), None)
-    return found
+        sign = outer.child_by_field_name("operator") if outer.type == "binary_expression" else None
+        if sign is None or text_of(sign) != "*":
+            break
+        product = inner = outer
+    return product
 
 
-def _multiplies_block_index(site: Site, size: int) -> bool:
-    for node in walk(site.function.body):
-        if node.type == "binary_expression":
-            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-            sides = {text_of(side) for side in (left, right) if side is not None}
-            if str(size) in sides and any(side.startswith("blockIdx.") for side in sides):
-                return True
-    return False
-
-
-def _thread_index_used(site: Site, axis: str) -> bool:
-    """Whether the function forms `blockIdx.a * size + threadIdx.a`."""
-    wanted = site.thread_index(axis)
+def _reads_thread_index(site: Site, axis: str) -> bool:
     return any(
-        node.type == "binary_expression" and site.polynomial(node) in wanted for node in walk(site.function.body)
+        node.type == "field_expression" and text_of(node) == f"threadIdx.{axis}" for node in walk(site.function.body)
     )
+
+
+def _literals(site: Site, before: int, after: int, multiplier: Multiplier) -> list[Change]:
+    """Literals of the function that stand for the block size."""
+    # 32 is as likely the warp size as a block size: it counts only where it multiplies a block index.
+    if before < LEAST_LITERAL or (before == 32 and multiplier != "literal"):
+        return []
+    return [
+        (node.start_byte, node.end_byte, str(after))
+        for node in walk(site.function.body)
+        if node.type == "number_literal" and text_of(node) == str(before)
+    ]
 
 
 EDIT = Edit(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 
 from optiml.search.edit import INSTRUCTIONS, Edit, EditContext, Proposal, down, with_source
-from optiml.search.source import Change, called, calls, walk
+from optiml.search.source import Change, Function, called, calls, mentions, text_of, walk
 
 FLAG = "--use_fast_math"
 INTRINSICS = {
@@ -16,6 +17,9 @@ INTRINSICS = {
 _SLOW = frozenset(
     {*INTRINSICS, "tanhf", "exp", "log", "pow", "sin", "cos", "tanh", "sqrtf", "sqrt", "rsqrtf", "rsqrt", "erff", "erf"}
 )
+_FLOATING = frozenset({"float", "A", "T", "__half", "half", "__nv_bfloat16"})
+_DIVISIONS = frozenset({"binary_expression", "assignment_expression"})
+_FLOAT_LITERAL = re.compile(r"\d\.\d*|\.\d+|\d[eE]-?\d")
 _PRECISION = "fast-math intrinsics lose precision: the tolerance decides"
 
 
@@ -42,11 +46,7 @@ def propose(context: EditContext) -> Iterator[Proposal]:
             expected=(down(INSTRUCTIONS, 0.75),),
             risks=(_PRECISION,),
         )
-    divides = any(
-        node.type == "/" and node.parent is not None and node.parent.type == "binary_expression"
-        for body in bodies
-        for node in walk(body)
-    )
+    divides = any(_divides_floats(item) for item in source.functions)
     if FLAG not in context.kernel.flags and (names & _SLOW or divides):
         yield Proposal(
             kernel=dataclasses.replace(context.kernel, flags=(*context.kernel.flags, FLAG)),
@@ -54,6 +54,19 @@ def propose(context: EditContext) -> Iterator[Proposal]:
             expected=(down(INSTRUCTIONS, 0.7 if names & _SLOW else 0.9),),
             risks=(_PRECISION,),
         )
+
+
+def _divides_floats(function: Function) -> bool:
+    """Whether the function divides floating numbers, as far as names and literals tell."""
+    floating = {item.name for item in (*function.parameters, *function.locals) if item.type_text in _FLOATING}
+    for node in walk(function.body):
+        sign = node.child_by_field_name("operator") if node.type in _DIVISIONS else None
+        if sign is None or text_of(sign) not in ("/", "/="):
+            continue
+        for side in (node.child_by_field_name("left"), node.child_by_field_name("right")):
+            if side is not None and (mentions(side, floating) or _FLOAT_LITERAL.search(text_of(side))):
+                return True
+    return False
 
 
 EDIT = Edit(

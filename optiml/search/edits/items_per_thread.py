@@ -28,7 +28,7 @@ def propose(context: EditContext) -> Iterator[Proposal]:
     """Any kernel with one independent item per thread."""
     for site in context.sites:
         item = item_kernel(site)
-        if item is None or item.stride is not None:
+        if item is None or item.stride is not None or item.walks_memory:
             continue
         for factor in FACTORS:
             yield _several(context, site, item, factor)

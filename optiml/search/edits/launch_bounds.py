@@ -8,18 +8,20 @@ from optiml.search.edit import REGISTERS, WARPS_ACTIVE, Edit, EditContext, Propo
 from optiml.search.source import Site, walk
 
 MAX_THREADS = 1024
+WARP = 32
+FULL_PCT = 100.0
 RESIDENT_THREADS = 2048  # of an SM of the A100, H100 and H200
 
 
 def propose(context: EditContext) -> Iterator[Proposal]:
-    """`__launch_bounds__(threads)`, alone and with a minimum of resident blocks, where one block size is known."""
+    """`__launch_bounds__(threads)`, alone and with a minimum of resident blocks, where registers limit the occupancy."""
+    occupancy = None if context.profile is None else context.profile.occupancy
+    if occupancy is not None and (occupancy.limiter != "registers" or occupancy.theoretical_pct >= FULL_PCT):
+        return
     for site in context.sites:
         threads = _threads(site)
-        if (
-            threads is None
-            or site.launches != 1
-            or any(node.type == "launch_bounds" for node in walk(site.function.node))
-        ):
+        bounded = any(node.type == "launch_bounds" for node in walk(site.function.node))
+        if threads is None or threads < WARP or site.launches != 1 or bounded:
             continue
         place = next((child for child in site.function.node.children if child.type == "__global__"), None)
         if place is None:

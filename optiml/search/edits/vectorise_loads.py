@@ -34,7 +34,7 @@ def propose(context: EditContext) -> Iterator[Proposal]:
     """
     for site in context.sites:
         item = item_kernel(site)
-        if item is None:
+        if item is None or item.walks_memory:
             continue
         found = _vector_accesses(site, item)
         if found is None:
