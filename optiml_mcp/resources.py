@@ -11,10 +11,19 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import anyio.to_thread
 from mcp import MCPError
 from mcp.server.mcpserver import Context, UserMessage
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
-from mcp.types import INVALID_PARAMS
+from mcp.types import (
+    INVALID_PARAMS,
+    Completion,
+    CompletionArgument,
+    CompletionContext,
+    PromptReference,
+    ResourceTemplateReference,
+)
 from pydantic import TypeAdapter
 
 from optiml.codec import encode
@@ -172,3 +181,24 @@ def add_prompts(server: OptimlServer[App]) -> None:
                 "4. Show the kernel, its verdict and what was assumed."
             )
         ]
+
+
+def add_completion(server: OptimlServer[App]) -> None:
+    """Complete problem names in prompts and resource templates."""
+
+    @server.completion()  # type: ignore[no-untyped-call, untyped-decorator]  # the SDK left it without types
+    async def complete(
+        reference: PromptReference | ResourceTemplateReference,
+        argument: CompletionArgument,
+        context: CompletionContext | None,
+    ) -> Completion | None:
+        if argument.name not in ("problem", "name"):
+            return None
+        names = await anyio.to_thread.run_sync(_problem_names)
+        return Completion(values=[name for name in names if name.startswith(argument.value)])
+
+
+def _problem_names() -> tuple[str, ...]:
+    from optiml.problems.problem import builtin_names  # numpy comes with it
+
+    return builtin_names()

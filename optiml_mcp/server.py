@@ -43,7 +43,7 @@ from optiml_mcp.arguments import (
 from optiml_mcp.jobs import Job, Jobs
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
 from optiml_mcp.replies import fit
-from optiml_mcp.resources import add_prompts, add_resources, is_run_id
+from optiml_mcp.resources import add_completion, add_prompts, add_resources, is_run_id
 from optiml_mcp.runs import Run, Runs
 
 if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
@@ -137,6 +137,7 @@ def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
     )
     add_resources(server)
     add_prompts(server)
+    add_completion(server)
     return server
 
 
@@ -403,11 +404,10 @@ class Definition:
     annotations: ToolAnnotations
 
 
-def _hints(*, read_only: bool, idempotent: bool) -> ToolAnnotations:
-    """Nothing here destroys anything, and no tool reaches beyond this machine."""
-    return ToolAnnotations(
-        read_only_hint=read_only, destructive_hint=False, idempotent_hint=idempotent, open_world_hint=False
-    )
+# Four tools only answer: what they keep is a cache of their own. A search writes its folder, and with write_to a file
+# that may exist already. No tool reaches beyond this machine.
+ANSWERS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+SEARCHES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False)
 
 
 TOOLS = (
@@ -435,7 +435,7 @@ TOOLS = (
             "uri": "string",
         },
         handler=compile_verify,
-        annotations=_hints(read_only=True, idempotent=True),
+        annotations=ANSWERS,
     ),
     Definition(
         name="profile_ncu",
@@ -460,7 +460,7 @@ TOOLS = (
             "report_uri": "string",
         },
         handler=profile_ncu,
-        annotations=_hints(read_only=True, idempotent=True),
+        annotations=ANSWERS,
     ),
     Definition(
         name="judge_patch",
@@ -482,7 +482,7 @@ TOOLS = (
             "suggestions": "array",
         },
         handler=judge_patch,
-        annotations=_hints(read_only=True, idempotent=True),
+        annotations=ANSWERS,
     ),
     Definition(
         name="generate_kernel",
@@ -501,7 +501,7 @@ TOOLS = (
             "template": "string",
         },
         handler=generate_kernel,
-        annotations=_hints(read_only=True, idempotent=True),
+        annotations=ANSWERS,
     ),
     Definition(
         name="run_mcts",
@@ -529,7 +529,7 @@ TOOLS = (
             "uri": "string",
         },
         handler=run_mcts,
-        annotations=_hints(read_only=False, idempotent=False),
+        annotations=SEARCHES,
     ),
 )
 

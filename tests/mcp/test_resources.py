@@ -8,6 +8,7 @@ import pytest
 from calls import answer
 from fakes import RELU, FakeWorkbench
 from mcp import Client, MCPError
+from mcp.types import PromptReference
 
 Play = Callable[[Callable[[Client], Any]], None]
 
@@ -125,5 +126,14 @@ def test_both_prompts_name_the_tools_to_call(play: Play) -> None:
         assert "run_mcts" in optimise.messages[0].content.text  # type: ignore[union-attr]
         write = await client.get_prompt("write_kernel", {"intent": "fp16 softmax"})
         assert "fp16 softmax" in write.messages[0].content.text  # type: ignore[union-attr]
+
+    play(scenario)
+
+
+def test_problem_names_are_completed(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        prompt = PromptReference(type="ref/prompt", name="optimise_kernel")
+        found = await client.complete(prompt, {"name": "problem", "value": "soft"})
+        assert found.completion.values == ["softmax"]
 
     play(scenario)
