@@ -56,6 +56,7 @@ _END_TIMEOUT_S = 10.0  # for the kernel to take a killed process down; a GPU dri
 _PROBE_TIMEOUT_S = 60.0
 _POLL_S = 0.05  # how often a cancelled program is noticed
 _PIPE_BYTES = 64 << 10
+_LIBRARY_THREADS = 4  # each thread of a numeric library reserves tens of MB, which counts as address space
 
 _BOOT = (
     "import sys; root = sys.argv[1]; sys.path.insert(0, root); from optiml.process import child; "
@@ -619,7 +620,7 @@ def _start_child(
             stderr=stderr,
             pass_fds=inherited,
             cwd=policy.scratch,
-            env=_environment(policy.scratch, environment) | _loader_environment(),
+            env=_environment(policy.scratch, {**_interpreter_environment(), **environment}),
         )
     except OSError as error:
         ours.close()
@@ -781,10 +782,12 @@ def _environment(scratch: str, extra: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _loader_environment() -> dict[str, str]:
-    """Where our own interpreter finds its shared libraries; an outside program does not get it."""
-    value = os.environ.get("LD_LIBRARY_PATH")
-    return {} if value is None else {"LD_LIBRARY_PATH": value}
+def _interpreter_environment() -> dict[str, str]:
+    """What our own interpreter needs besides; an outside program does not get it."""
+    threads = str(min(_LIBRARY_THREADS, os.cpu_count() or 1))
+    needed = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+    loader = os.environ.get("LD_LIBRARY_PATH")  # where it, and the GPU driver in a container, find their libraries
+    return needed if loader is None else {**needed, "LD_LIBRARY_PATH": loader}
 
 
 def _import_root() -> str:

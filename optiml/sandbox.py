@@ -46,7 +46,7 @@ class Policy:
     address_space_bytes: int | None = None
     file_size_bytes: int = 1 << 30
     open_files: int = 256
-    task_limit: int = 256  # processes and threads together
+    task_limit: int = 512  # processes and threads together
     uid: int | None = None  # used when the parent is root; None picks one that nobody else has
 
     def to_json(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "sethostname": (170, 161), "setdomainname": (171, 162), "syslog": (103, 116), "lookup_dcookie": (212, 18),
     "vhangup": (153, 58), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "mknod": (133, None), "mknodat": (259, 33),
-    "memfd_secret": (447, 447),
+    "memfd_secret": (447, 447), "memfd_create": (319, 279),
     # changes to files that Landlock does not see
     "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "setxattr": (188, 5),
     "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463), "removexattr": (197, 14),
@@ -325,6 +325,7 @@ def interpreter_paths() -> tuple[str, ...]:
         *site.getsitepackages(),
         *(entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")),
         os.path.realpath(sys.executable or sys.prefix),
+        *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep),
         package,
     ]
     return tuple(dict.fromkeys(path for path in wanted if path and os.path.isabs(path) and os.path.exists(path)))
@@ -519,8 +520,8 @@ def _become_another_user(policy: Policy, held: dict[str, Any], notes: list[str])
         try:
             if policy.scratch is not None:
                 os.chown(policy.scratch, uid, uid, follow_symlinks=False)
-            if policy.processes:
-                held["process_limit"] = _limit_tasks(uid, policy.task_limit)
+            if policy.processes or uid >= _PRIVATE_UIDS:  # threads are tasks too
+                held["process_limit"] = _limit_tasks(uid, policy.task_limit) and policy.processes
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
@@ -554,7 +555,7 @@ def _open_to_others(path: str, needed: int) -> bool:
 def _limit_tasks(uid: int, allowance: int) -> bool:
     """Let `uid` have `allowance` tasks more than it has now: the kernel counts all of them, whoever started them."""
     present = 0
-    for entry in os.listdir("/proc"):
+    for entry in os.listdir("/proc") if uid < _PRIVATE_UIDS else ():
         if not entry.isdigit():
             continue
         try:
@@ -666,6 +667,8 @@ def _granted(policy: Policy, *, abi: int, before_exec: bool) -> frozenset[str]:
         granted.add("socket")
     if policy.processes:
         granted |= (_NEW_PROCESS - {"clone", "clone3"}) | _FOR_BUILDS | _SIGNALLING
+    if policy.processes or policy.gpu:
+        granted.add("memfd_create")  # memory that no address space limit counts
     if before_exec:
         granted.add("execve")
     if abi >= 3:

@@ -266,10 +266,12 @@ def test_a_module_that_cannot_be_imported_is_a_death_at_the_start() -> None:
 def test_the_environment_of_the_parent_stays_with_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "NVCC_APPEND_FLAGS", "PYTHONPATH", "LD_PRELOAD_X", "OPTIML_HOME"):
         monkeypatch.setenv(name, "secret")
-    with new_worker(environment={"OMP_NUM_THREADS": "1"}) as worker:
+    with new_worker(environment={"GIVEN": "1", "OMP_NUM_THREADS": "1"}) as worker:
         facts = worker.call({"do": "facts"}, timeout_s=SOON_S)[0]
-    allowed = {"PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "OMP_NUM_THREADS", "LD_LIBRARY_PATH", "LC_CTYPE"}
-    assert set(facts["environment"]) <= allowed
+    names = {"PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "GIVEN", "LD_LIBRARY_PATH"}
+    threads = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
+    assert set(facts["environment"]) | {"LD_LIBRARY_PATH"} == names | threads
+    assert (facts["environment"]["GIVEN"], facts["environment"]["OMP_NUM_THREADS"]) == ("1", "1")
     assert facts["environment"]["HOME"] == facts["environment"]["TMPDIR"] == facts["folder"]
 
 
