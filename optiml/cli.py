@@ -326,7 +326,7 @@ def serve(
         typer.Option(metavar="CLIENT", help="Print the configuration for claude-code, codex, cursor, vscode."),
     ] = None,
 ) -> None:
-    """Serve the five tools over MCP, on stdin and stdout."""
+    """Serve the five tools over MCP, on stdin and stdout unless --http is given."""
     from optiml_mcp.__main__ import client_config, serve_with  # the SDK takes most of a second
 
     with _errors_reported(as_json=False):

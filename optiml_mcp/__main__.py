@@ -1,4 +1,4 @@
-"""`optiml-mcp`, `python -m optiml_mcp` and `optiml serve`: the server as a program on stdio."""
+"""`optiml-mcp`, `python -m optiml_mcp` and `optiml serve`: the server as a program."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ CLIENTS = ("claude-code", "codex", "cursor", "vscode")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the options and serve."""
-    parser = argparse.ArgumentParser(prog="optiml-mcp", description="Serve OptiML over MCP on stdin and stdout.")
+    parser = argparse.ArgumentParser(
+        prog="optiml-mcp", description="Serve OptiML over MCP, on stdin and stdout by default."
+    )
     parser.add_argument("--root", action="append", type=Path, help="folder whose files callers may name")
-    parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP instead of stdio")
+    parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP on a loopback address instead of stdio")
     parser.add_argument("--allow-commands", action="store_true", help="let profile_ncu run commands")
     parser.add_argument("--trust-reference", action="store_true", help="run references where no sandbox can hold them")
     options = parser.parse_args(arguments)
@@ -46,17 +48,15 @@ def serve_with(*, http: str | None, roots: Sequence[Path] | None, allow_commands
     """Serve until the client leaves.
 
     Args:
-        http: HOST:PORT, or None for stdio.
+        http: HOST:PORT on this machine, or None for stdio.
         roots: folders whose files callers may name; None for the working folder.
         allow_commands: whether profile_ncu may run commands.
         trust_reference: whether references run where no sandbox can hold them.
 
     Raises:
-        InvalidInput: a root is no folder.
+        InvalidInput: a root is no folder, an address is not on this machine.
         SetupError: a way of serving that is not available.
     """
-    if http is not None:
-        raise SetupError("serving HTTP is not available yet: leave out --http to serve stdio", code="invalid_params")
     if allow_commands:
         raise SetupError(
             "profiling commands needs a GPU profiler, which is not available yet: leave out --allow-commands",
@@ -76,7 +76,12 @@ def serve_with(*, http: str | None, roots: Sequence[Path] | None, allow_commands
 
         return Workbench(settings)
 
-    serve_stdio(build_server(make_bench))
+    server = build_server(make_bench)
+    if http is None:
+        serve_stdio(server)
+    from optiml_mcp.http import parse_address, serve_http  # only here: stdio needs no web server
+
+    serve_http(server, parse_address(http))
 
 
 def client_config(client: str) -> tuple[str, str]:

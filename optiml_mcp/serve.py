@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 
@@ -14,7 +14,7 @@ CLOSING_LIMIT_S = 5.0
 PARENT_CHECK_S = 2.0
 
 
-def serve_stdio(server: OptimlServer[Any]) -> None:
+def serve_stdio(server: OptimlServer[Any]) -> NoReturn:
     """Serve on stdin and stdout; never returns. Exit status 0 at end of input, 128 + n after signal n.
 
     The process ends with `os._exit`: the thread that reads stdin cannot be interrupted, and threads that still work

@@ -165,7 +165,7 @@ def test_a_skeleton_is_a_well_formed_problem() -> None:
         (["problems", "rellu"], "unknown_problem", "'relu'"),
         (["generate"], "invalid_params", "TEXT"),
         (["serve", "--print-config", "emacs"], "invalid_params", "claude-code"),
-        (["serve", "--http", "127.0.0.1:1"], "invalid_params", "stdio"),
+        (["serve", "--http", "0.0.0.0:1"], "invalid_params", "127.0.0.1"),
         (["serve", "--root", "/missing/folder"], "invalid_params", "--root"),
     ],
 )

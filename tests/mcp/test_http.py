@@ -1,0 +1,114 @@
+"""HTTP: what is refused before any tool runs, and a client that gets through."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from calls import answer
+from fakes import RELU, FakeWorkbench
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from starlette.types import ASGIApp
+
+from optiml.errors import InvalidInput
+from optiml_mcp.http import http_app, parse_address, read_token
+from optiml_mcp.server import build_server
+
+TOKEN = "a-token-of-some-length"
+URL = "http://127.0.0.1:8765/mcp"
+GOOD = {"Authorization": f"Bearer {TOKEN}"}
+PING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[httpx2.AsyncClient]:
+    """A client whose requests go straight into the app, with its lifespan running."""
+    app: ASGIApp = http_app(build_server(FakeWorkbench), TOKEN)  # type: ignore[arg-type]
+    to_app, from_test = anyio.create_memory_object_stream[dict[str, Any]](8)
+    started, stopped = anyio.Event(), anyio.Event()
+
+    async def receive() -> dict[str, Any]:
+        return await from_test.receive()
+
+    async def send(message: Any) -> None:
+        (started if message["type"] == "lifespan.startup.complete" else stopped).set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(app, {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+        await to_app.send({"type": "lifespan.startup"})
+        with anyio.fail_after(20):
+            await started.wait()
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), headers=GOOD) as client:
+            yield client
+        await to_app.send({"type": "lifespan.shutdown"})
+        with anyio.fail_after(20):
+            await stopped.wait()
+        tasks.cancel_scope.cancel()
+    to_app.close()
+    from_test.close()
+
+
+async def status_of(**changes: Any) -> int:
+    headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    async with serving() as client:
+        body = changes.pop("content", json.dumps(PING))
+        response = await client.post(URL, content=body, headers=headers | changes)
+        return int(response.status_code)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "status"),
+    [
+        ("Authorization", "", 401),
+        ("Authorization", "Bearer wrong", 401),
+        ("Authorization", f"Basic {TOKEN}", 401),
+        ("Host", "evil.example", 421),
+        ("Origin", "https://evil.example", 403),
+        ("Origin", "null", 403),
+        ("Content-Type", "text/plain", 400),
+    ],
+)
+def test_a_foreign_request_is_refused_before_any_tool_runs(header: str, value: str, status: int) -> None:
+    async def play() -> None:
+        assert await status_of(**{header: value}) == status
+
+    anyio.run(play)
+
+
+def test_a_body_over_the_limit_is_refused() -> None:
+    async def play() -> None:
+        assert await status_of(content=b" " * (5 << 20)) == 413
+
+    anyio.run(play)
+
+
+@pytest.mark.parametrize("era", ["auto", "legacy"])
+def test_a_client_with_the_token_uses_the_tools(era: str) -> None:
+    async def play() -> None:
+        async with (
+            serving() as http,
+            Client(streamable_http_client(URL, http_client=http), mode=era) as client,  # type: ignore[arg-type]
+        ):
+            verdict = await answer(client, "compile_verify", kernel=RELU, problem="relu")
+            assert verdict["status"] == "accepted"
+
+    anyio.run(play)
+
+
+@pytest.mark.parametrize("text", ["8765", "0.0.0.0:8765", "example.com:80", "127.0.0.1:0", "127.0.0.1:99999", ":80"])
+def test_only_addresses_of_this_machine_are_served(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_address(text)
+
+
+def test_a_token_is_made_up_unless_one_is_given() -> None:
+    assert read_token({"OPTIML_HTTP_TOKEN": TOKEN}) == (TOKEN, False)
+    made, made_up = read_token({})
+    assert made_up
+    assert made != read_token({})[0]
+    with pytest.raises(InvalidInput, match="at least 16"):
+        read_token({"OPTIML_HTTP_TOKEN": "short"})
