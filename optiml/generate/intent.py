@@ -1,0 +1,736 @@
+"""Plain English to a built-in problem with sizes and dtype, or a refusal that says why.
+
+A short pipeline: the text is normalised, quoted code and formulas are taken out, words are matched against the
+tables of `vocabulary`, the operator is chosen, then sizes and dtype are read. A wrong problem is worse than a
+refusal, so anything that may change what is computed and is not understood refuses: another operator, a qualifier
+("causal"), arithmetic that does not belong to the operator, an unknown word beside its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from optiml.errors import InvalidInput
+from optiml.generate import vocabulary as words
+from optiml.generate.formulas import find_formulas, unexplained_arithmetic
+from optiml.generate.sizes import Sizes, read_sizes
+from optiml.generate.vocabulary import COMMON, GRAMMARS, UNIQUE, USUAL, Grammar
+from optiml.generate.words import Token, fold, plain, tokens
+from optiml.problems.problem import Builtin, builtin_names, check_workload, load_builtin, with_dtype
+from optiml.records import DTYPES, Problem, Scalar
+
+MAX_CHARACTERS = 20_000
+MAX_PHRASE_WORDS = 9
+LABELLED = ("cross_entropy", "histogram")  # operators with an integer array beside the elements
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intention:
+    """What a text asks for. `refused` is None exactly when `problem_name` is set."""
+
+    problem_name: str | None
+    axes: Mapping[str, int] = field(default_factory=dict)  # only those that the text or the caller gave
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    dtype: str | None = None
+    assumed: tuple[str, ...] = ()
+    refused: str | None = None
+
+
+class Refused(Exception):
+    """The text cannot be read as a built-in problem; the message is one sentence for the caller."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mention:
+    """A phrase of the vocabulary at tokens `first` .. `last`."""
+
+    kind: Literal["operator", "foreign", "modifier", "arithmetic", "dtype", "plain"]
+    label: str
+    text: str
+    first: int
+    last: int
+    strength: int = UNIQUE
+    negated: bool = False
+
+
+def read_intent(
+    text: str,
+    *,
+    problem: str | None = None,
+    axes: Mapping[str, int] | None = None,
+    dtype: str | None = None,
+    lexicon: Mapping[str, Builtin] | None = None,
+) -> Intention:
+    """Read a request for a kernel.
+
+    Args:
+        text: plain English, with or without sizes, dtype, a formula or a `__global__` signature.
+        problem: the operator, if the caller knows it; the text then gives sizes and dtype only.
+        axes: sizes that the caller gives apart from the text; they win over it.
+        dtype: as `axes`.
+        lexicon: the operators to choose from by name; all built-in problems by default.
+
+    Raises:
+        InvalidInput: the text holds a NUL character, or an argument (not the text) is out of range.
+    """
+    if "\0" in text:
+        raise InvalidInput("the intent holds a NUL character; remove it")
+    operators = lexicon if lexicon is not None else {name: load_builtin(name) for name in builtin_names()}
+    if problem is not None and problem not in operators:
+        load_builtin(problem)
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidInput(f"unknown dtype {dtype[:40]!r}; choose from {', '.join(DTYPES)}")
+    try:
+        return _read(text, problem, dict(axes or {}), dtype, operators)
+    except Refused as refusal:
+        return Intention(problem_name=None, refused=str(refusal))
+
+
+def intended_problem(intention: Intention, *, lexicon: Mapping[str, Builtin] | None = None) -> Problem:
+    """The Problem of an intention that was not refused; its sizes and scalars become the bench entry.
+
+    Raises:
+        InvalidInput: the sizes do not fit the problem.
+    """
+    name = intention.problem_name
+    if name is None:
+        raise InvalidInput(f"no problem: {intention.refused}")
+    builtin = lexicon[name] if lexicon is not None else load_builtin(name)
+    problem = with_dtype(builtin, intention.dtype) if intention.dtype is not None else builtin.problem
+    if not intention.axes and not intention.scalars:
+        return problem
+    model = problem.bench[0] if problem.bench else problem.workloads[0]
+    bench = dataclasses.replace(
+        model,
+        axes={**model.axes, **intention.axes},
+        scalars={**model.scalars, **intention.scalars},
+        weight=1.0,
+    )
+    check_workload(problem, bench, where="sizes")
+    return dataclasses.replace(problem, bench=(bench,))
+
+
+def _read(
+    text: str, problem: str | None, axes: dict[str, int], dtype: str | None, operators: Mapping[str, Builtin]
+) -> Intention:
+    text = _normalised(text)
+    text, signature_dtype = _without_code(text)
+    formulas, text = find_formulas(text)
+    found = tokens(text)
+    table = _phrases(tuple(sorted((name, builtin.intent.names) for name, builtin in operators.items())))
+    found, corrections = _corrected(found, table)
+    mentions = _mentions(found, table)
+    if problem is None:
+        _check_language(found, mentions)
+        named = [item for item in formulas if not item.foreign]
+        foreign = [item.label for item in formulas if item.foreign]
+        problem = _operator(found, mentions, [item.label for item in named], foreign, operators)
+        _check_unknown_words(found, mentions, problem)
+    else:
+        _check_changes(found, mentions, problem)
+        _check_formulas([item.label for item in formulas], problem)
+    grammar = GRAMMARS.get(problem, Grammar())
+    left_over = unexplained_arithmetic(text, symbols=grammar.symbols)
+    if left_over is not None:
+        raise Refused(f"the formula {left_over!r} asks for more than {_name(problem)}")
+    builtin = operators[problem]
+    covered = {index for item in mentions if item.kind == "dtype" for index in range(item.first, item.last + 1)}
+    try:
+        sizes = read_sizes(found, builtin, grammar, ignored=covered, text=text)
+    except InvalidInput as error:
+        raise Refused(str(error)) from error
+    read_dtype, dtype_notes = _dtype(found, mentions, builtin, signature_dtype)
+    return _checked(
+        Intention(
+            problem_name=problem,
+            axes={**sizes.axes, **axes},
+            scalars=sizes.scalars,
+            dtype=dtype or read_dtype,
+            assumed=(*corrections, *_assumed(builtin, grammar, sizes, axes), *dtype_notes * (dtype is None)),
+        ),
+        operators,
+    )
+
+
+# --- normalising -----------------------------------------------------------------------------------------------------
+def _normalised(text: str) -> str:
+    if len(text) > MAX_CHARACTERS:
+        raise Refused(
+            f"the text has {len(text)} characters and at most {MAX_CHARACTERS} are read; say in a sentence or two what "
+            "the kernel has to compute"
+        )
+    text = plain(text)
+    letters = [char for char in text if unicodedata.category(char).startswith("L")]
+    if not letters:
+        raise Refused("the text names no operator; say in English what the kernel has to compute")
+    if any(not unicodedata.name(char, "").startswith(("LATIN", "GREEK")) for char in letters):
+        raise Refused("only English is read; say in English what the kernel has to compute")
+    text = re.sub(r"(?i)\b([1-5])[\s-]?d(?:imensional)?\b(?!\s*=)", r"\1d", text)
+    text = re.sub(r"(?i)\b(\d+)[\s-]*bits?\b", r"\1bit", text)
+    text = re.sub(r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim", text)
+    return re.sub(r"`{1,3}", " ", text)
+
+
+_SIGNATURE = re.compile(
+    r"(?:template\s*<[^<>]*>\s*)?(?:extern\s*\"C\"\s*)?(?:__global__\s+|__device__\s+)?(?:void|float|double|int)\s+"
+    r"(?:__launch_bounds__\([^)]*\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*\*[^()]*)\)\s*(?P<body>;|\{[^{}]*(?:\}|\Z))?"
+)
+_POINTER = re.compile(r"(?:const\s+)?(?P<type>[\w:]+(?:\s+(?:char|int|long|short|const))*)\s*(?:const\s*)?\*")
+_CODE_DTYPES = {
+    "float": "float32", "double": "float64", "half": "float16", "__half": "float16", "__nv_bfloat16": "bfloat16", "nv_bfloat16": "bfloat16",
+    "int": "int32", "int32_t": "int32", "unsigned int": "uint32", "unsigned": "uint32", "uint8_t": "uint8", "unsigned char": "uint8",
+    "int8_t": "int8", "long long": "int64", "int64_t": "int64", "half2": "float16", "bool": "bool", "uint32_t": "uint32", "float4": "float32",
+    "char": "int8", "signed char": "int8", "long": "int64", "short": "int16",
+}  # fmt: skip
+_EXAMPLE = re.compile(r"(?is)\b(?:for\s+)?examples?\s*(?:[12]\s*)?[:\n].*?(?=\*/|__global__|\bextern\b|\Z)")
+
+
+def _without_code(text: str) -> tuple[str, str | None]:
+    """The text with worked examples removed and signatures replaced by their function's name; the element dtype."""
+    text = re.sub(r"(?m)^\s*#\s*include.*$", " ", text)
+    if re.search(r"/\*.*\bexamples?\b", text, re.DOTALL | re.IGNORECASE) or re.search(
+        r"(?i)\bexample:\s*\n?\s*(input|x|A)\b", text
+    ):
+        text = _EXAMPLE.sub(" ", text)
+    text = re.sub(r"/\*|\*/|(?<!:)//", "\n", text)
+    dtypes: list[str] = []
+
+    def name_only(match: re.Match[str]) -> str:
+        body = (match["body"] or "").strip("{}; \n\t.")
+        if body:
+            raise Refused(
+                "the text holds the body of a function; give existing code as a kernel, or say in words what it computes"
+            )
+        pointers = [pointer["type"].split("::")[-1].strip() for pointer in _POINTER.finditer(match["parameters"])]
+        dtypes.extend(_CODE_DTYPES[name] for name in pointers if name in _CODE_DTYPES)
+        return f" {match['name']} ; "
+
+    text = _SIGNATURE.sub(name_only, text)
+    if len(re.findall(r"(?m);\s*$", text)) >= 3 or re.search(r"(?m)^\s*(?:def|class|import|return|for\s*\()\b", text):
+        raise Refused("the text holds source code; give it as a kernel, or say in words what it computes")
+    text = re.sub(r"__global__|\bvoid\b|extern\s*\"C\"", " ", text)
+    return text, _element_dtype(dtypes)
+
+
+def _element_dtype(dtypes: Sequence[str]) -> str | None:
+    """The one dtype of a signature's arrays: the floating one, where integer arrays stand beside it."""
+    floating = sorted({dtype for dtype in dtypes if "float" in dtype})
+    if len(floating) > 1:
+        raise Refused(
+            f"the signature mixes {' and '.join(floating)} arrays; the built-in kernels have one element type"
+        )
+    distinct = floating or sorted(set(dtypes))
+    return distinct[0] if len(distinct) == 1 else None
+
+
+# --- phrases ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    kind: Literal["operator", "foreign", "modifier", "arithmetic", "dtype", "plain"]
+    label: str
+    strength: int = UNIQUE
+
+
+# Words without weight inside a phrase: "multiply two 1024x1024 fp16 matrices" is read as "multiply two matrices".
+_JOINING = frozenset(
+    fold(word)
+    for word in "of over by with to and in from for times at on or into along across per as plus is than".split()
+)
+_LIGHT = frozenset(
+    fold(word)
+    for word in """a an the given whole entire input large big huge dense square long random real contiguous equally sized
+    float double floating point fp16 fp32 fp64 bf16 half precision float16 float32 float64 bfloat16 int32 integer
+    different separate simple these those its my our your single-precision arbitrary following 1d 1-d numeric numerical
+    small tiny regular standard generic basic of-length""".split()
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """Squeezed phrase -> what it means: with every word, and with the light words left out."""
+
+    exact: Mapping[str, _Entry]
+    heavy: Mapping[str, _Entry]
+
+
+@cache
+def _phrases(names: tuple[tuple[str, tuple[str, ...]], ...]) -> _Table:
+    """The vocabulary together with the names of the operators; the first kind to claim a phrase keeps it."""
+    known = {name for name, _ in names}
+    exact: dict[str, _Entry] = {}
+    heavy: dict[str, _Entry] = {}
+
+    def add(phrases: Iterable[str], entry: _Entry) -> None:
+        for phrase in phrases:
+            all_words = [token for token in tokens(phrase) if token.kind == "word"]
+            for key in _squeezed(all_words):
+                exact.setdefault(key, entry)
+            for key in _squeezed(_weighty(all_words)) if entry.kind != "dtype" else ():
+                heavy.setdefault(key, entry)
+
+    for label, phrases in words.DTYPES.items():
+        add(phrases, _Entry(kind="dtype", label=label))
+    for name, grammar in GRAMMARS.items():
+        if name in known:
+            for strength, phrases in ((UNIQUE, grammar.unique), (USUAL, grammar.usual), (COMMON, grammar.common)):
+                add(phrases, _Entry(kind="operator", label=name, strength=strength))
+    for label, phrases in words.FOREIGN.items():
+        add(phrases, _Entry(kind="foreign", label=label))
+    for name, phrases in names:
+        strength = USUAL if name in GRAMMARS else UNIQUE
+        add((name, *phrases), _Entry(kind="operator", label=name, strength=strength))
+    for label, (phrases, _) in words.MODIFIERS.items():
+        add(phrases, _Entry(kind="modifier", label=label))
+    for label, phrases in words.ARITHMETIC.items():
+        add(phrases, _Entry(kind="arithmetic", label=label))
+    add(words.PLAIN, _Entry(kind="plain", label=""))
+    return _Table(exact=exact, heavy=heavy)
+
+
+def _squeezed(found: Sequence[Token]) -> set[str]:
+    return {"".join(token.folded for token in found), "".join(token.text.lower() for token in found)} - {""}
+
+
+def _weighty(phrase: Sequence[Token]) -> Sequence[Token]:
+    """The words of a phrase without the light ones; none where too little would remain to recognise it."""
+    rest = [token for token in phrase if not _is_light(token)]
+    if len(rest) == len(phrase):
+        return rest
+    ends = {token.folded for token in (rest[:1] + rest[-1:])}
+    return rest if len(rest) >= 2 and not ends & _JOINING else []
+
+
+def _is_light(token: Token) -> bool:
+    if token.kind in ("number", "shape"):
+        return True
+    if token.kind != "word":
+        return False
+    return token.folded in _LIGHT or (len(token.text) == 1 and not token.joined)
+
+
+def _mentions(found: Sequence[Token], table: _Table) -> list[Mention]:
+    """Phrases of the table in the text, longest first at each place, without overlap."""
+    mentions: list[Mention] = []
+    index = 0
+    while index < len(found):
+        matches = [_longest(found, index, table.exact, light=True), _longest(found, index, table.heavy, light=False)]
+        longest = max((item for item in matches if item is not None), key=lambda item: item.last, default=None)
+        if longest is not None:
+            mentions += [longest, *_dtypes_inside(found, longest, table)]
+        index = longest.last + 1 if longest is not None else index + 1
+    return [dataclasses.replace(item, negated=_is_negated(item, found)) for item in mentions]
+
+
+def _dtypes_inside(found: Sequence[Token], mention: Mention, table: _Table) -> Iterator[Mention]:
+    """The dtypes that a phrase passes over as light words: "multiply two fp16 matrices"."""
+    index = mention.first
+    while mention.kind not in ("dtype", "plain") and index <= mention.last:
+        inner = _longest(found[: mention.last + 1], index, table.exact, light=True)
+        if inner is not None and inner.kind == "dtype":
+            yield inner
+        index = inner.last + 1 if inner is not None and inner.kind in ("dtype", "plain") else index + 1
+
+
+def _longest(found: Sequence[Token], start: int, table: Mapping[str, _Entry], *, light: bool) -> Mention | None:
+    """The longest phrase of one table at `start`; light words count only if `light`."""
+    best: Mention | None = None
+    taken: list[Token] = []
+    for index in range(start, min(len(found), start + 3 * MAX_PHRASE_WORDS)):
+        token = found[index]
+        if token.kind == "symbol" and token.text in "-/_" and index > start:
+            continue
+        if token.kind == "symbol" or (light and token.kind != "word"):
+            break
+        if not light and _is_light(token):
+            if index == start:
+                break
+            continue
+        taken.append(token)
+        if len(taken) > MAX_PHRASE_WORDS:
+            break
+        entry = table.get("".join(item.folded for item in taken)) or table.get(
+            "".join(item.text.lower() for item in taken)
+        )
+        if entry is not None and not _splits_a_name(found, start, index, entry):
+            text = " ".join(item.text for item in found[start : index + 1])
+            best = Mention(
+                kind=entry.kind, label=entry.label, text=text, first=start, last=index, strength=entry.strength
+            )
+    return best
+
+
+def _splits_a_name(found: Sequence[Token], first: int, last: int, entry: _Entry) -> bool:
+    """Whether a plain phrase would end inside a name in camel case ("the ReLU" is no "there")."""
+    return (
+        entry.kind == "plain" and first < last and last + 1 < len(found) and found[last].start == found[last + 1].start
+    )
+
+
+def _is_negated(mention: Mention, found: Sequence[Token]) -> bool:
+    """Whether one of the few words before the mention, in the same clause, denies it."""
+    before: list[str] = []
+    for token in reversed(found[max(0, mention.first - 6) : mention.first]):
+        if token.kind == "symbol" and token.text not in "-'/":
+            break
+        if token.kind == "word":
+            if token.folded in ("but", "and", "is", "ar"):
+                break
+            before.insert(0, token.text.lower())
+    window = before[-4:]
+    text = f" {' '.join(window)} "
+    return any(f" {negation} " in text for negation in words.NEGATIONS)
+
+
+def _corrected(found: list[Token], table: _Table) -> tuple[list[Token], tuple[str, ...]]:
+    """Misspelt words of operator names put right; only long words, and only ones that mean nothing as written."""
+    names = _long_operator_words(frozenset(GRAMMARS))
+    notes: list[str] = []
+    corrected: list[Token] = []
+    for token in found:
+        if token.kind == "word" and len(token.text) >= 6 and token.text.isalpha() and not _is_known_word(token, table):
+            distance = 1 if len(token.text) < 10 else 2
+            near = sorted(name for name in names if _edits(token.text.lower(), name, distance) <= distance)
+            if len(near) == 1:
+                notes.append(f"{token.text!r} was read as {near[0]!r}")
+                token = dataclasses.replace(token, text=near[0], folded=fold(near[0]))
+        corrected.append(token)
+    return corrected, tuple(dict.fromkeys(notes))
+
+
+def _is_known_word(token: Token, table: _Table) -> bool:
+    return token.folded in table.exact or token.text.lower() in table.exact or token.folded in _vocabulary_words()
+
+
+@cache
+def _vocabulary_words() -> frozenset[str]:
+    """Every word that any table uses, folded."""
+    phrases = [
+        *words.PLAIN,
+        *words.THEN,
+        *words.NEGATIONS,
+        *words.SURROUNDINGS,
+        *words.MACHINE_WORDS_AFTER,
+        *words.MACHINE_WORDS_BEFORE,
+        *words.ACCUMULATOR_WORDS,
+        *words.LABEL_WORDS,
+    ]
+    for table in (words.FOREIGN, words.ARITHMETIC, words.DTYPES, words.QUANTITIES):
+        phrases += [phrase for group in table.values() for phrase in group]
+    phrases += [phrase for group, _ in words.MODIFIERS.values() for phrase in group]
+    for grammar in GRAMMARS.values():
+        phrases += [*grammar.unique, *grammar.usual, *grammar.common]
+        phrases += [phrase for group in grammar.axes.values() for phrase in group]
+    return frozenset(fold(word) for phrase in phrases for word in re.findall(r"[A-Za-z0-9']+", phrase))
+
+
+@cache
+def _long_operator_words(names: frozenset[str]) -> frozenset[str]:
+    phrases = [phrase for name in names for phrase in GRAMMARS[name].unique]
+    return frozenset(word for phrase in phrases for word in phrase.split() if len(word) >= 6 and word.isalpha())
+
+
+def _edits(left: str, right: str, limit: int) -> int:
+    """Insertions, deletions, replacements and swaps of neighbours between two words; `limit + 1` where more."""
+    if abs(len(left) - len(right)) > limit or left[0] != right[0]:
+        return limit + 1
+    previous, current = [0] * (len(right) + 1), list(range(len(right) + 1))
+    for i, a in enumerate(left, start=1):
+        before, previous, current = previous, current, [i] + [0] * len(right)
+        for j, b in enumerate(right, start=1):
+            current[j] = min(previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:
+                current[j] = min(current[j], before[j - 2] + 1)
+    return current[-1]
+
+
+def _check_language(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
+    covered = {index for item in mentions for index in range(item.first, item.last + 1) if item.kind != "plain"}
+    other = [
+        token.text.lower()
+        for index, token in enumerate(found)
+        if token.kind == "word" and index not in covered and token.text.lower() in words.ENGLISH_FREE
+    ]
+    if len(other) >= 2:
+        raise Refused(f"only English is read, and {' and '.join(sorted(set(other))[:3])!r} is not; say it in English")
+
+
+# --- the operator ----------------------------------------------------------------------------------------------------
+def _operator(
+    found: Sequence[Token],
+    mentions: Sequence[Mention],
+    formulas: Sequence[str],
+    foreign_formulas: Sequence[str],
+    operators: Mapping[str, Builtin],
+) -> str:
+    """The one built-in operator that the text asks for."""
+    if foreign_formulas:
+        raise Refused(_not_built_in(foreign_formulas[0]))
+    asked = [item for item in _asked(found, mentions) if item.kind == "operator"]
+    hinted = [item for item in mentions if item.label in words.RANK_HINTS and not item.negated]
+    names = list(dict.fromkeys([*(item.label for item in asked), *formulas]))
+    for item in hinted:
+        name = _with_rank(item, found, mentions)
+        if name is not None and name not in names:
+            names.append(name)
+    names = [name for name in names if name in operators]
+    if not names:
+        raise Refused(_nothing_found(mentions))
+    chosen = _primary(names, asked)
+    _check_sequence(found, asked, chosen)
+    _check_changes(found, mentions, chosen)
+    return chosen
+
+
+def _asked(found: Sequence[Token], mentions: Sequence[Mention]) -> list[Mention]:
+    """Mentions that are the task, not denied and not its surroundings ("the softmax used in attention")."""
+    asked = [item for item in mentions if not item.negated]
+    central = [item for item in asked if not _is_surroundings(item, found)]
+    return central if any(item.kind == "operator" for item in central) else asked
+
+
+def _is_surroundings(mention: Mention, found: Sequence[Token]) -> bool:
+    before = " ".join(token.text.lower() for token in found[max(0, mention.first - 6) : mention.first])
+    return any(
+        re.search(
+            rf"\b{phrase}(?: (?:a|an|the|each|every|its|transformer|multi|standard|flash|decoder|encoder))*$", before
+        )
+        for phrase in words.SURROUNDINGS
+    )
+
+
+def _with_rank(mention: Mention, found: Sequence[Token], mentions: Sequence[Mention]) -> str | None:
+    """The operator behind a name whose number of dimensions has to be read elsewhere in the text."""
+    name, settling, excluding = words.RANK_HINTS[mention.label]
+    text = " ".join(token.folded for token in found if token.kind == "word")
+    if any(f" {' '.join(map(fold, phrase.split()))} " in f" {text} " for phrase in excluding):
+        return None
+    ranks = {len(token.dims) for token in found if token.kind == "shape"}
+    by_shape = ranks & ({3, 5} if name == "max_pool3d" else {2, 4})
+    by_word = any(f" {' '.join(map(fold, phrase.split()))} " in f" {text} " for phrase in settling)
+    return name if by_word or by_shape else None
+
+
+def _primary(names: Sequence[str], asked: Sequence[Mention]) -> str:
+    """The operator that explains all the others that are mentioned."""
+    if len(names) == 1:
+        return names[0]
+    able = [
+        name
+        for name in names
+        if all(other == name or other in GRAMMARS[name].explains for other in names if name in GRAMMARS)
+    ]
+    if len(able) == 1:
+        return able[0]
+    raise Refused(f"the text asks for several operators ({', '.join(map(_name, names))}); ask for one at a time")
+
+
+def _check_sequence(found: Sequence[Token], asked: Sequence[Mention], chosen: str) -> None:
+    """Two different operators joined by "then", "followed by" and the like are two tasks."""
+    for left, right in zip(asked, asked[1:], strict=False):
+        if left.label == right.label or min(left.strength, right.strength) < UNIQUE:
+            continue
+        between = " ".join(token.text.lower() for token in found[left.last + 1 : right.first] if token.text not in ",-")
+        if between in words.THEN or between in ("+", "&", "/"):
+            raise Refused(f"the text asks for {_name(left.label)} and {_name(right.label)}; ask for one at a time")
+
+
+def _check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse what would make the chosen operator another one."""
+    grammar = GRAMMARS.get(chosen, Grammar())
+    for item in _asked(found, mentions):
+        if item.kind == "operator" and item.label != chosen and item.label not in grammar.explains:
+            raise Refused(f"the text asks for {_name(item.label)} besides {_name(chosen)}; ask for one at a time")
+        if item.kind == "foreign" and not _explained(item, grammar, found, mentions, chosen):
+            raise Refused(_not_built_in(item.label, item.text))
+        if item.kind == "modifier" and chosen not in words.MODIFIERS[item.label][1]:
+            raise Refused(f"the built-in {_name(chosen)} has no {item.text!r} ({item.label}); nothing else was assumed")
+        if item.kind == "arithmetic" and item.label not in grammar.explains:
+            raise Refused(f"the text asks for {item.text!r}, which is not part of {_name(chosen)}")
+    for item in mentions:
+        if item.negated and item.kind in ("arithmetic", "operator") and item.label in grammar.needs:
+            raise Refused(f"{_name(chosen)} without {item.text!r} is another operator, and that is not built in")
+
+
+def _explained(
+    item: Mention, grammar: Grammar, found: Sequence[Token], mentions: Sequence[Mention], chosen: str
+) -> bool:
+    if item.label in words.RANK_HINTS:
+        return words.RANK_HINTS[item.label][0] == chosen
+    return item.label in grammar.explains
+
+
+def _check_formulas(labels: Sequence[str], chosen: str) -> None:
+    for label in labels:
+        if label != chosen and label not in GRAMMARS.get(chosen, Grammar()).explains:
+            raise Refused(f"the formula in the text is not {_name(chosen)}")
+
+
+def _check_unknown_words(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse unknown words where they may change the operator: the nearer and the commoner its name, the sooner."""
+    covered = {index for item in mentions for index in range(item.first, item.last + 1)}
+    unknown = [
+        index
+        for index, token in enumerate(found)
+        if token.kind == "word"
+        and index not in covered
+        and not _is_light(token)
+        and token.folded not in _vocabulary_words()
+    ]
+    names = [item for item in mentions if item.kind == "operator" and item.label == chosen]
+    strongest = max((item.strength for item in names), default=USUAL)
+    if strongest == COMMON and unknown:
+        raise Refused(f"{found[unknown[0]].text!r} is not understood; say {_name(chosen)} in other words")
+    for item in names:
+        for index in unknown:
+            if _is_beside(found, item, index, through_prepositions=item.strength <= USUAL):
+                raise Refused(f"{found[index].text!r} beside {item.text!r} is not understood; say it in other words")
+    for index in unknown:
+        if _adds_to_task(found, index):
+            raise Refused(f"{found[index].text!r} is not understood and may change the operator; say it in other words")
+
+
+_PREPOSITIONS = frozenset({"of", "over", "on", "for", "between", "to", "in"})
+_ADDING = frozenset({"with", "plus", "and", "but", "except", "minus", "including", "that"})
+
+
+def _is_beside(found: Sequence[Token], item: Mention, index: int, *, through_prepositions: bool) -> bool:
+    low, high = (index + 1, item.first) if index < item.first else (item.last + 1, index)
+    between = found[low:high]
+    if any(token.kind == "symbol" and token.text not in "-" for token in between):
+        return False
+    inner = [token.text.lower() for token in between if token.kind == "word" and not _is_light(token)]
+    if index > item.last and through_prepositions:
+        inner = [word for word in inner if word not in _PREPOSITIONS]
+    if index < item.first:
+        inner = [word for word in inner if fold(word) not in _QUALITY]
+    return not inner
+
+
+_QUALITY = frozenset(
+    fold(word)
+    for word in "fast faster efficient optimized optimised tiled naive parallel stable fused cuda gpu".split()
+)
+
+
+def _adds_to_task(found: Sequence[Token], index: int) -> bool:
+    """Whether the word follows "with", "and", "but" … and so may name a further requirement."""
+    before = [token for token in found[max(0, index - 3) : index]]
+    for token in reversed(before):
+        if token.kind == "symbol" and token.text != "-":
+            return token.text in "+&"
+        if token.kind == "word" and not _is_light(token):
+            return token.text.lower() in _ADDING
+    return False
+
+
+def _not_built_in(label: str, text: str | None = None) -> str:
+    if label in words.RANK_HINTS:
+        return (
+            f"the text does not say how many dimensions {text!r} has; {_name(words.RANK_HINTS[label][0])} is built in"
+        )
+    return (
+        f"this asks for {label}"
+        + (f" ({text!r})" if text and text.lower() != label.lower() else "")
+        + ", which is not built in"
+    )
+
+
+def _nothing_found(mentions: Sequence[Mention]) -> str:
+    foreign = [item for item in mentions if item.kind == "foreign" and not item.negated]
+    if foreign:
+        return _not_built_in(foreign[0].label, foreign[0].text)
+    return f"the text names none of the built-in operators: {', '.join(map(_name, sorted(GRAMMARS)))}"
+
+
+def _name(problem: str) -> str:
+    return problem.replace("_", " ")
+
+
+# --- dtype and checks ------------------------------------------------------------------------------------------------
+def _dtype(
+    found: Sequence[Token], mentions: Sequence[Mention], builtin: Builtin, signature: str | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """The element dtype that the text names, and notes on it."""
+    notes: list[str] = []
+    named = [words.IMPLIED_DTYPES[token.folded] for token in found if token.folded in words.IMPLIED_DTYPES]
+    named += [signature] if signature is not None else []
+    for item in mentions:
+        if item.kind != "dtype" or item.negated:
+            continue
+        role = _role(found, item)
+        if role == "accumulator":
+            notes.append(f"{item.text} was read as the type of sums, which the kernels choose themselves")
+        elif not (role == "label" and builtin.name in LABELLED):
+            named.append(item.label)
+    distinct = list(dict.fromkeys(named))
+    if "mixed precision" in distinct:
+        distinct.remove("mixed precision")
+        distinct = distinct or ["float16"]
+        notes.append(f"mixed precision was read as {distinct[0]} elements with float32 sums")
+    integers = [dtype for dtype in distinct if "int" in dtype and dtype not in builtin.dtypes]
+    if len(distinct) > 1 and integers and builtin.name in LABELLED:
+        distinct = [dtype for dtype in distinct if dtype not in integers]
+    if len(distinct) > 1:
+        raise Refused(f"the text names several element types ({', '.join(distinct)}); give one")
+    if not distinct:
+        return None, (*notes, f"no dtype was given; {builtin.dtypes[0]} assumed")
+    if distinct[0] not in builtin.dtypes:
+        raise Refused(
+            f"{_name(builtin.name)} is not available in {distinct[0]}; choose from {', '.join(builtin.dtypes)}"
+        )
+    return distinct[0], tuple(notes)
+
+
+def _role(found: Sequence[Token], item: Mention) -> Literal["element", "accumulator", "label"]:
+    """What a dtype in the text is the type of, by the words around it."""
+    after = [token.text.lower() for token in _clause(found, item.last + 1, 1)][:2]
+    before = [token.text.lower() for token in _clause(found, item.first - 1, -1)][:3]
+    before = before[:2] if before and before[0] in ("in", "as", "are", "of", "to", "with") else before[:1]
+    if set(after) & _ACCUMULATOR or set(before) & _ACCUMULATOR:
+        return "accumulator"
+    if set(after[:1]) & _LABEL or set(before) & _LABEL:
+        return "label"
+    return "element"
+
+
+_ACCUMULATOR = frozenset(words.ACCUMULATOR_WORDS)
+_LABEL = frozenset(words.LABEL_WORDS)
+
+
+def _clause(found: Sequence[Token], start: int, step: int) -> Iterator[Token]:
+    """Words from `start` on in one direction, up to the next sign."""
+    index = start
+    while 0 <= index < len(found) and (found[index].kind == "word" or found[index].text == "-"):
+        if found[index].kind == "word":
+            yield found[index]
+        index += step
+
+
+def _assumed(builtin: Builtin, grammar: Grammar, sizes: Sizes, given: Mapping[str, int]) -> list[str]:
+    problem = builtin.problem
+    model = problem.bench[0] if problem.bench else problem.workloads[0]
+    notes = list(grammar.assumes)
+    for name in problem.axes:
+        if name not in sizes.axes and name not in given and name in model.axes:
+            called = builtin.intent.axes.get(name, ())
+            meaning = f" ({called[0]})" if called and called[0].lower() != name.lower() else ""
+            notes.append(f"axis {name}{meaning} was not given; {model.axes[name]} assumed")
+    for name, value in model.scalars.items():
+        if name not in sizes.scalars:
+            notes.append(f"{name} was not given; {value} assumed")
+    return [*notes, *sizes.notes]
+
+
+def _checked(intention: Intention, operators: Mapping[str, Builtin]) -> Intention:
+    """The intention, if its sizes lie in the problem's domain and meet its constraints."""
+    try:
+        intended_problem(intention, lexicon=operators)
+    except InvalidInput as error:
+        raise Refused(f"{_name(intention.problem_name or '')}: {error}") from error
+    return intention
