@@ -8,6 +8,7 @@ and nothing is converted. Ranges stand in the descriptions too, because some cli
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,6 +20,8 @@ from optiml.errors import InvalidInput
 from optiml.records import STRICT, Dtype, Level
 
 A = TypeVar("A")
+
+_OWN_URI = re.compile(r"\Aoptiml://(kernels|problems)/(?=\w+\Z)")  # models paste the URI where its id belongs
 
 _MOST_NESTED = 64  # levels of objects and lists in one argument
 
@@ -239,7 +242,7 @@ def spec(value: Any, name: str) -> str | dict[str, Any]:
         raise InvalidInput(f"{name} must be a string or an object, not {_kind_of(value)}")
     if value in ("", {}):
         raise InvalidInput(f"{name} is empty: give a string or an object")
-    return value
+    return _OWN_URI.sub("", value) if isinstance(value, str) else value
 
 
 def optional_spec(value: Any, name: str) -> str | dict[str, Any] | None:

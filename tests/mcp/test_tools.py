@@ -97,7 +97,7 @@ def test_a_wrong_kernel_is_an_answer_and_not_an_error(play: Play) -> None:
     play(scenario)
 
 
-def test_a_kernel_sent_as_an_object_as_json_text_or_by_id_is_the_same_kernel(play: Play) -> None:
+def test_a_kernel_sent_as_an_object_as_json_text_by_id_or_by_uri_is_the_same_kernel(play: Play) -> None:
     kernel = {
         "source": "__global__ void relu() {}",
         "launches": [{"kernel": "relu", "grid": [1], "block": [1], "args": []}],
@@ -107,7 +107,8 @@ def test_a_kernel_sent_as_an_object_as_json_text_or_by_id_is_the_same_kernel(pla
         first = await answer(client, "compile_verify", kernel=kernel, problem="relu")
         text = await answer(client, "compile_verify", kernel=json.dumps(kernel), problem="relu")
         named = await answer(client, "compile_verify", kernel=first["kernel_id"], problem="relu")
-        assert first["kernel_id"] == text["kernel_id"] == named["kernel_id"]
+        linked = await answer(client, "compile_verify", kernel=first["uri"], problem="optiml://problems/relu")
+        assert first["kernel_id"] == text["kernel_id"] == named["kernel_id"] == linked["kernel_id"]
 
     play(scenario)
 
