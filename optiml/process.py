@@ -17,7 +17,6 @@ import logging
 import os
 import queue
 import runpy
-import secrets
 import select
 import selectors
 import shutil
@@ -155,7 +154,7 @@ class Worker:
         blobs = tuple(blobs)
         with self._one_call, self._call_in_progress():
             child = self._started()
-            ticket = secrets.token_hex(8)
+            ticket = os.urandom(8).hex()
             deadline = time.monotonic() + timeout_s
             with self._ends_child_on_failure(child, limit_s=timeout_s):
                 child.channel.send({"ticket": ticket, "header": header}, blobs, deadline=deadline)

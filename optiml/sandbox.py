@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import site
 import stat
 import struct
@@ -208,7 +207,7 @@ _SIGNALLING = frozenset({"kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsig
 def _machine() -> _Machine | None:
     if sys.platform != "linux" or struct.calcsize("P") != 8:
         return None
-    name = platform.machine()
+    name = os.uname().machine
     if name == "x86_64":
         return _Machine(audit=0xC000003E, has_x32=True, calls={k: v[0] for k, v in _CALLS.items() if v[0] is not None})
     if name == "aarch64":
