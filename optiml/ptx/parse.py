@@ -173,7 +173,7 @@ class Function:
             yield from block.instructions
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # a module is its own key in the cache of programs
 class Module:
     """A PTX module; `functions` holds kernels too, `globals` the module-scope .global and .const variables."""
 
@@ -223,9 +223,7 @@ _SPACES = frozenset({"global", "const", "shared", "local", "param", "reg", "tex"
 _LINKAGE = frozenset({"visible", "extern", "weak", "common"})
 
 _NO_DESTINATION = frozenset(
-    """st stu stmatrix red bra brx bar barrier membar fence ret exit trap brkpt nanosleep prefetch prefetchu cp
-    pmevent discard applypriority call wgmma griddepcontrol setmaxnreg mbarrier multimem tcgen05 st_async sust
-    clusterlaunchcontrol tensormap""".split()
+    ["st", "stu", "stmatrix", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "ret", "exit", "trap", "brkpt", "nanosleep", "prefetch", "prefetchu", "cp", "pmevent", "discard", "applypriority", "call", "wgmma", "griddepcontrol", "setmaxnreg", "mbarrier", "multimem", "tcgen05", "st_async", "sust", "clusterlaunchcontrol", "tensormap"]
 )
 
 

@@ -1,0 +1,607 @@
+"""What a launch did, counted exactly: instructions, branches, memory requests, sectors, bank conflicts.
+
+Counts are per warp and exact for the program as PTX: sectors are distinct 32-byte pieces that the active threads of
+one warp instruction touch; shared wavefronts are the most distinct 4-byte words in one of 32 banks, taken over half
+warps for 8-byte and quarter warps for 16-byte accesses.
+
+Whole-warp address patterns repeat endlessly in real kernels, so a request is described by its addresses relative to
+the first thread; the counts of a pattern are worked out once and remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optiml.ptx import memory
+from optiml.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS, Step
+from optiml.ptx.numerics import I64, U64
+from optiml.ptx.opcodes import CLASSES
+from optiml.ptx.simt import WARP, Batch, Group
+
+if TYPE_CHECKING:
+    from optiml.ptx.lower import Program, Segment
+
+Array = Any
+SECTOR_BYTES = 32
+_LOG_LIMIT = 4_000_000  # load sectors kept before the L1 model digests them
+_PATTERN_LIMIT = 4096  # remembered address patterns
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceCounters:
+    """Requests of warps to global or local memory.
+
+    Attributes:
+        requests: warp instructions with at least one active thread.
+        sectors: distinct 32-byte sectors, summed over requests.
+        bytes: bytes asked for by active threads.
+        ideal_sectors: sectors if the distinct bytes of each request lay together.
+    """
+
+    requests: int = 0
+    sectors: int = 0
+    bytes: int = 0
+    ideal_sectors: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedCounters:
+    """Requests of warps to shared memory; conflicts = wavefronts - ideal_wavefronts."""
+
+    requests: int = 0
+    wavefronts: int = 0
+    ideal_wavefronts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationCounters:
+    """Traffic of one named allocation.
+
+    Attributes:
+        bytes: its size.
+        load_sectors, store_sectors, atomic_sectors: sectors of all requests.
+        load_misses: load sectors that the L1 model sends to L2.
+        distinct_load_sectors, distinct_store_sectors: union over the blocks run.
+    """
+
+    bytes: int = 0
+    load_sectors: int = 0
+    load_misses: int = 0
+    store_sectors: int = 0
+    atomic_sectors: int = 0
+    distinct_load_sectors: int = 0
+    distinct_store_sectors: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineCounters:
+    """What one source line did."""
+
+    warp_instructions: int = 0
+    thread_instructions: int = 0
+    load_requests: int = 0
+    load_sectors: int = 0
+    store_requests: int = 0
+    store_sectors: int = 0
+    shared_wavefronts: int = 0
+    shared_conflicts: int = 0
+    divergent_branches: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """Totals over the blocks run (not scaled to the grid).
+
+    Attributes:
+        branches: conditional branches executed by warps; `divergent_branches` of them split their warp.
+        barriers: barrier instructions executed by warps.
+        thread_ops, warp_ops: instructions by class (see `opcodes.CLASSES`), per thread and per warp.
+        allocations: global memory traffic by allocation name.
+        block_executions: (function, basic block index) -> executions by warps.
+        lines: by source line.
+    """
+
+    blocks: int
+    warps: int
+    warp_instructions: int
+    thread_instructions: int
+    branches: int
+    divergent_branches: int
+    barriers: int
+    thread_ops: Mapping[str, int]
+    warp_ops: Mapping[str, int]
+    global_load: SpaceCounters
+    global_store: SpaceCounters
+    global_atomic: SpaceCounters
+    local_load: SpaceCounters
+    local_store: SpaceCounters
+    shared_load: SharedCounters
+    shared_store: SharedCounters
+    shared_atomic: SharedCounters
+    allocations: Mapping[str, AllocationCounters]
+    block_executions: Mapping[tuple[str, int], int]
+    lines: Mapping[int, LineCounters]
+
+
+def record_memory(
+    kind: str, space: str, address: int, offset: int, nbytes: int, line: int | None, cached: bool
+) -> Step:
+    """A closure that counts one memory instruction before it runs."""
+    if space in ("const", "param"):
+        return _count_nothing
+
+    def run(frame: list[Array], group: Group) -> None:
+        recorder = group.batch.recorder
+        if recorder is not None:
+            addresses = memory.offset_address(frame[address], offset)
+            recorder.access(kind, space, addresses, group, nbytes, line, cached)
+
+    return run
+
+
+def _count_nothing(frame: list[Array], group: Group) -> None:
+    """Constant and parameter memory have no counters."""
+
+
+class _Line:
+    """Mutable counts of one source line."""
+
+    __slots__ = ("divergent", "load_requests", "load_sectors", "shared_conflicts", "shared_wavefronts",
+                 "store_requests", "store_sectors", "threads", "warps")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.warps = self.threads = self.load_requests = self.load_sectors = 0
+        self.store_requests = self.store_sectors = self.shared_wavefronts = self.shared_conflicts = 0
+        self.divergent = 0
+
+
+class _Traffic:
+    """Mutable counts and touched sectors of one allocation."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.sectors = {"load": 0, "store": 0, "atomic": 0}
+        self.misses = 0
+        size = -(-nbytes // SECTOR_BYTES)
+        self.touched = {"load": np.zeros(size, bool), "store": np.zeros(size, bool), "atomic": np.zeros(size, bool)}
+
+
+class Recorder:
+    """Collects the counts of one launch."""
+
+    def __init__(self, program: Program, l1_sectors: int) -> None:
+        self.program = program
+        self.l1_sectors = l1_sectors
+        count = len(program.segments)
+        self.segment_warps = [0] * count
+        self.segment_threads = [0] * count
+        self.left: dict[int, Array] = {}
+        self.branches = self.divergent = self.barriers = 0
+        self.spaces: dict[str, list[int]] = {}
+        self.lines: dict[int, _Line] = {}
+        self.traffic: dict[int, _Traffic] = {}
+        self.blocks = self.warps = 0
+        self.log: list[tuple[Array, Array]] = []
+        self.log_size = 0
+        self.seen: tuple[Array, Array, Array] | None = None
+        self.block_time: Array = np.zeros(0, np.int64)
+        self.sector_patterns: dict[tuple[bytes, int], tuple[Array, int]] = {}
+        self.bank_patterns: dict[tuple[bytes, int], int] = {}
+        self.batch: Batch
+
+    # -- events from the scheduler ------------------------------------------------------------------------------
+
+    def begin(self, batch: Batch) -> None:
+        """A batch of blocks starts."""
+        self.batch = batch
+        self.blocks += len(batch.blocks)
+        self.warps += len(batch.blocks) * batch.pitch // WARP
+        self.left = {}
+        self.block_time = np.zeros(len(batch.blocks), np.int64)
+        self.seen = None
+
+    def end(self) -> None:
+        """The batch is done: its early exits and its L1 log are digested."""
+        for number, mask in self.left.items():
+            self.segment_warps[number] += int(np.count_nonzero(mask))
+        self.digest()
+        self.seen = None
+
+    def segment(self, segment: Segment, group: Group) -> None:
+        """A group runs a segment."""
+        self.segment_warps[segment.number] += group.warps or group.count_warps()
+        self.segment_threads[segment.number] += group.n
+
+    def leave(self, segment: Segment, group: Group) -> None:
+        """A group ends at a plain exit; threads of one warp that get there apart count as one warp."""
+        mask = self.left.get(segment.number)
+        if mask is None:
+            mask = self.left[segment.number] = np.zeros(len(self.batch.alive) // WARP, bool)
+        mask[group.matrix_rows()] = True
+        self.segment_threads[segment.number] += group.n
+
+    def branch(self, segment: Segment, group: Group, taken: Array) -> None:
+        """A conditional branch; `taken` is None if all threads of the group agree."""
+        if not segment.counted_branch:
+            return
+        self.branches += group.count_warps()
+        if taken is None:
+            return
+        votes = group.matrix(taken, False).sum(axis=1)
+        sizes = group.present().sum(axis=1)
+        divergent = int(np.count_nonzero((votes > 0) & (votes < sizes)))
+        self.divergent += divergent
+        line = segment.mix[-1][0]
+        if line is not None:
+            self.line(line).divergent += divergent
+
+    def barrier(self, segment: Segment, group: Group) -> None:
+        """A group executes a barrier."""
+        self.barriers += group.count_warps()
+
+    def line(self, number: int) -> _Line:
+        found = self.lines.get(number)
+        if found is None:
+            found = self.lines[number] = _Line()
+        return found
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    def access(
+        self, kind: str, space: str, addresses: Array, group: Group, nbytes: int, line: int | None, cached: bool
+    ) -> None:
+        """Count one memory instruction of a group.
+
+        Args:
+            addresses: `[n]` or `[1]`, in `space`.
+            cached: a load that may hit in L1.
+        """
+        if space == "generic":
+            windows = addresses >> np.uint64(WINDOW_BITS)
+            if len(addresses) > 1 and np.count_nonzero(windows != windows[0]):
+                for window in np.unique(windows):
+                    chosen = np.flatnonzero(windows == window)
+                    part = Group(group.batch, group.lanes[chosen], [], group.place)
+                    self.access(kind, "generic", addresses[chosen], part, nbytes, line, cached)
+                return
+            window = int(windows[0])
+            space = {SHARED_WINDOW: "shared", LOCAL_WINDOW: "local"}.get(window, "global")
+            if space != "global":
+                addresses = addresses & np.uint64(memory.WINDOW_MASK)
+        if space == "global":
+            self.global_access(kind, addresses, group, nbytes, line, cached)
+        elif space == "shared":
+            self.shared_access(kind, addresses, group, nbytes, line)
+        elif space == "local":
+            self.local_access(kind, addresses, group, nbytes, line)
+
+    def space(self, name: str) -> list[int]:
+        found = self.spaces.get(name)
+        if found is None:
+            found = self.spaces[name] = [0, 0, 0, 0]
+        return found
+
+    def rows_of(self, addresses: Array, group: Group) -> Array:
+        """Addresses as `[warps, 32]` int64; a thread that is not active repeats the first active one of its warp."""
+        if len(addresses) != group.n:
+            addresses = np.broadcast_to(addresses, group.n)
+        values = addresses.astype(I64)
+        group.count_warps()
+        if group.full_rows:
+            return values.reshape(-1, WARP)
+        rows = group.position >> 5
+        first = np.empty(group.n, bool)
+        first[0] = True
+        np.not_equal(rows[1:], rows[:-1], out=first[1:])
+        out = np.repeat(values[first], WARP)
+        out[group.position] = values
+        return out.reshape(-1, WARP)
+
+    def global_access(
+        self, kind: str, addresses: Array, group: Group, nbytes: int, line: int | None, cached: bool
+    ) -> None:
+        warps = group.count_warps()
+        if len(addresses) == 1:
+            sectors = np.full(warps, int(addresses[0]) >> 5, np.int64)
+            owners = group.rows
+            ideal = warps
+        else:
+            rows = self.rows_of(addresses, group)
+            base = rows[:, 0] & ~np.int64(31)
+            relative = rows - base[:, None]
+            if warps == 1 or not np.count_nonzero(relative[1:] != relative[0]):
+                offsets, per_warp = self.sector_pattern(relative[0], nbytes)
+                sectors = ((base >> 5)[:, None] + offsets).reshape(-1)
+                owners = np.repeat(group.rows, len(offsets)) if len(offsets) > 1 else group.rows
+                ideal = warps * per_warp
+            else:
+                ordered = np.sort(rows, axis=1)
+                fresh = np.ones(ordered.shape, bool)
+                np.not_equal(ordered[:, 1:], ordered[:, :-1], out=fresh[:, 1:])
+                ideal = int((-(-fresh.sum(axis=1) * nbytes // SECTOR_BYTES)).sum())
+                pieces = ordered >> 5
+                np.not_equal(pieces[:, 1:], pieces[:, :-1], out=fresh[:, 1:])
+                sectors = pieces[fresh]
+                owners = np.repeat(group.rows, fresh.sum(axis=1))
+        count = len(sectors)
+        totals = self.space("global_" + kind)
+        totals[0] += warps
+        totals[1] += count
+        totals[2] += group.n * nbytes
+        totals[3] += ideal
+        if line is not None:
+            at = self.line(line)
+            if kind == "load":
+                at.load_requests += warps
+                at.load_sectors += count
+            else:
+                at.store_requests += warps
+                at.store_sectors += count
+        if kind == "load" and cached:
+            self.log.append((owners, sectors))
+            self.log_size += count
+            if self.log_size >= _LOG_LIMIT:
+                self.digest()
+        else:
+            self.touch(kind, sectors, bypass=kind == "load")
+
+    def sector_pattern(self, relative: Array, nbytes: int) -> tuple[Array, int]:
+        """(sector numbers relative to the first thread's, ideal sectors) of one warp's addresses."""
+        key = (relative.tobytes(), nbytes)
+        found = self.sector_patterns.get(key)
+        if found is None:
+            distinct = np.unique(relative)
+            found = (np.unique(distinct >> 5), -(-len(distinct) * nbytes // SECTOR_BYTES))
+            if len(self.sector_patterns) < _PATTERN_LIMIT:
+                self.sector_patterns[key] = found
+        return found
+
+    def touch(self, kind: str, sectors: Array, *, bypass: bool = False) -> None:
+        """Attribute sectors to allocations."""
+        numbers = sectors >> (WINDOW_BITS - 5)
+        distinct = [int(numbers[0])] if not np.count_nonzero(numbers != numbers[0]) else np.unique(numbers).tolist()
+        for number in distinct:
+            mine = sectors if len(distinct) == 1 else sectors[numbers == number]
+            traffic = self.traffic_of(number)
+            if traffic is None:
+                continue
+            traffic.sectors[kind] += len(mine)
+            if bypass:
+                traffic.misses += len(mine)
+            offsets = mine - (number << (WINDOW_BITS - 5))
+            traffic.touched[kind][offsets[offsets < len(traffic.touched[kind])]] = True
+
+    def traffic_of(self, number: int) -> _Traffic | None:
+        found = self.traffic.get(number)
+        if found is None:
+            allocation = self.batch.memory.get(number)
+            if allocation is None:
+                return None
+            found = self.traffic[number] = _Traffic(allocation.name, allocation.nbytes)
+        return found
+
+    def digest(self) -> None:
+        """Run the L1 model over the log: a sector hits if its block touched it fewer than `l1_sectors` accesses ago."""
+        if not self.log:
+            return
+        owners = np.concatenate([entry[0] for entry in self.log])
+        sectors = np.concatenate([entry[1] for entry in self.log])
+        self.log, self.log_size = [], 0
+        blocks = owners * WARP // self.batch.pitch
+        self.touch("load", sectors)
+        order = np.argsort(blocks.astype(np.uint16) if len(self.block_time) < 65536 else blocks, kind="stable")
+        blocks, sectors = blocks[order], sectors[order]
+        sizes = np.bincount(blocks, minlength=len(self.block_time))
+        starts = np.cumsum(sizes) - sizes
+        times = np.arange(len(blocks)) - starts[blocks] + self.block_time[blocks]
+        before = self.block_time.copy()
+        self.block_time += sizes
+        if self.seen is not None:
+            blocks = np.concatenate([self.seen[0], blocks])
+            sectors = np.concatenate([self.seen[1], sectors])
+            times = np.concatenate([self.seen[2], times])
+        blocks, sectors, times = _sorted_events(blocks, sectors, times)
+        again = np.zeros(len(blocks), bool)
+        again[1:] = (blocks[1:] == blocks[:-1]) & (sectors[1:] == sectors[:-1])
+        near = np.zeros(len(blocks), bool)
+        near[1:] = times[1:] - times[:-1] - 1 < self.l1_sectors
+        missed = ~(again & near) & (times >= before[blocks])
+        numbers, counts = np.unique(sectors[missed] >> (WINDOW_BITS - 5), return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            traffic = self.traffic_of(number)
+            if traffic is not None:
+                traffic.misses += count
+        last = np.ones(len(blocks), bool)
+        last[:-1] = ~again[1:]
+        self.seen = (blocks[last], sectors[last], times[last])
+
+    def shared_access(self, kind: str, addresses: Array, group: Group, nbytes: int, line: int | None) -> None:
+        warps = group.count_warps()
+        together = WARP if nbytes <= 4 else WARP * 4 // nbytes  # threads served at once
+        if len(addresses) == 1 and group.full_rows:
+            ideal = wavefronts = warps * (WARP // together)
+        else:
+            values = np.broadcast_to(addresses, group.n) if len(addresses) != group.n else addresses
+            rows = (group.matrix(values, 0).astype(I64) >> 2).reshape(-1, together)
+            if not group.full_rows:
+                active = group.present().reshape(-1, together)
+                first = np.argmax(active, axis=1)
+                rows = np.where(active, rows, rows[np.arange(len(rows)), first][:, None])[active.any(axis=1)]
+            ideal = len(rows)
+            wavefronts = self.wavefronts(rows - rows[:, :1], max(1, nbytes // 4))
+        totals = self.space("shared_" + kind)
+        totals[0] += warps
+        totals[1] += wavefronts
+        totals[2] += ideal
+        if line is not None:
+            at = self.line(line)
+            at.shared_wavefronts += wavefronts
+            at.shared_conflicts += wavefronts - ideal
+
+    def wavefronts(self, relative: Array, words: int) -> int:
+        """Sum over rows of the most distinct words in one bank; banks only rotate with the first word."""
+        if len(relative) == 1 or not np.count_nonzero(relative[1:] != relative[0]):
+            return len(relative) * self.bank_pattern(relative[0], words)
+        weights = _WEIGHTS[: relative.shape[1]]
+        hashes = (relative * weights).sum(axis=1)
+        distinct, first, inverse, counts = np.unique(
+            hashes, return_index=True, return_inverse=True, return_counts=True
+        )
+        if len(distinct) <= 256 and not np.count_nonzero(relative != relative[first][inverse]):
+            return sum(
+                count * self.bank_pattern(relative[index], words)
+                for index, count in zip(first.tolist(), counts.tolist(), strict=True)
+            )
+        return int(_most_words_in_a_bank(relative, words).sum())
+
+    def bank_pattern(self, relative: Array, words: int) -> int:
+        key = (relative.tobytes(), words)
+        found = self.bank_patterns.get(key)
+        if found is None:
+            found = int(_most_words_in_a_bank(relative[None, :], words)[0])
+            if len(self.bank_patterns) < _PATTERN_LIMIT:
+                self.bank_patterns[key] = found
+        return found
+
+    def local_access(self, kind: str, addresses: Array, group: Group, nbytes: int, line: int | None) -> None:
+        """Local memory interleaves threads by 4-byte words: a sector is one word of eight neighbouring threads."""
+        warps = group.count_warps()
+        values = np.broadcast_to(addresses, group.n) if len(addresses) != group.n else addresses
+        words = group.matrix(values.astype(I64) >> 2, -1)
+        keys = words[:, :, None] + np.arange(max(1, nbytes // 4))
+        keys = np.where(words[:, :, None] < 0, np.int64(-1), keys * 4 + (np.arange(WARP) >> 3)[:, None])
+        ordered = np.sort(keys.reshape(warps, -1), axis=1)
+        fresh = ordered >= 0
+        fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+        sectors = int(np.count_nonzero(fresh))
+        totals = self.space("local_" + ("load" if kind == "load" else "store"))
+        totals[0] += warps
+        totals[1] += sectors
+        totals[2] += group.n * nbytes
+        totals[3] += int((-(-group.present().sum(axis=1) * nbytes // SECTOR_BYTES)).sum())
+        if line is not None:
+            at = self.line(line)
+            if kind == "load":
+                at.load_requests += warps
+                at.load_sectors += sectors
+            else:
+                at.store_requests += warps
+                at.store_sectors += sectors
+
+    # -- the result -------------------------------------------------------------------------------------------
+
+    def counters(self) -> Counters:
+        """The frozen totals."""
+        thread_ops = dict.fromkeys(CLASSES, 0)
+        warp_ops = dict.fromkeys(CLASSES, 0)
+        executions: dict[tuple[str, int], int] = {}
+        for segment in self.program.segments:
+            warps, threads = self.segment_warps[segment.number], self.segment_threads[segment.number]
+            if segment.origin is not None:
+                executions[segment.origin] = executions.get(segment.origin, 0) + warps
+            if not warps:
+                continue
+            for line, kind in segment.mix:
+                thread_ops[kind] += threads
+                warp_ops[kind] += warps
+                if line is not None:
+                    at = self.line(line)
+                    at.warps += warps
+                    at.threads += threads
+        allocations: dict[str, AllocationCounters] = {}
+        for number, traffic in sorted(self.traffic.items()):
+            name = traffic.name or f"#{number}"
+            name = name if name not in allocations else f"{name}#{number}"
+            allocations[name] = AllocationCounters(
+                bytes=traffic.nbytes,
+                load_sectors=traffic.sectors["load"],
+                load_misses=traffic.misses,
+                store_sectors=traffic.sectors["store"],
+                atomic_sectors=traffic.sectors["atomic"],
+                distinct_load_sectors=int(np.count_nonzero(traffic.touched["load"])),
+                distinct_store_sectors=int(np.count_nonzero(traffic.touched["store"])),
+            )
+
+        def space(name: str) -> SpaceCounters:
+            requests, sectors, nbytes, ideal = self.spaces.get(name, (0, 0, 0, 0))
+            return SpaceCounters(requests=requests, sectors=sectors, bytes=nbytes, ideal_sectors=ideal)
+
+        def shared(name: str) -> SharedCounters:
+            requests, wavefronts, ideal, _ = self.spaces.get(name, (0, 0, 0, 0))
+            return SharedCounters(requests=requests, wavefronts=wavefronts, ideal_wavefronts=ideal)
+
+        return Counters(
+            blocks=self.blocks,
+            warps=self.warps,
+            warp_instructions=sum(warp_ops.values()),
+            thread_instructions=sum(thread_ops.values()),
+            branches=self.branches,
+            divergent_branches=self.divergent,
+            barriers=self.barriers,
+            thread_ops=thread_ops,
+            warp_ops=warp_ops,
+            global_load=space("global_load"),
+            global_store=space("global_store"),
+            global_atomic=space("global_atomic"),
+            local_load=space("local_load"),
+            local_store=space("local_store"),
+            shared_load=shared("shared_load"),
+            shared_store=shared("shared_store"),
+            shared_atomic=shared("shared_atomic"),
+            allocations=allocations,
+            block_executions=executions,
+            lines={
+                number: LineCounters(
+                    warp_instructions=at.warps,
+                    thread_instructions=at.threads,
+                    load_requests=at.load_requests,
+                    load_sectors=at.load_sectors,
+                    store_requests=at.store_requests,
+                    store_sectors=at.store_sectors,
+                    shared_wavefronts=at.shared_wavefronts,
+                    shared_conflicts=at.shared_conflicts,
+                    divergent_branches=at.divergent,
+                )
+                for number, at in sorted(self.lines.items())
+            },
+        )
+
+
+_WEIGHTS = np.random.default_rng(0).integers(1 << 20, 1 << 40, WARP) | 1  # for hashing rows; collisions are checked
+
+
+def _sorted_events(blocks: Array, sectors: Array, times: Array) -> tuple[Array, Array, Array]:
+    """Events ordered by block, sector, time: packed into one integer where they fit, which sorts much faster."""
+    low = int(sectors.min())
+    sector_bits = (int(sectors.max()) - low).bit_length()
+    block_bits = int(blocks.max()).bit_length()
+    time_bits = int(times.max()).bit_length()
+    if block_bits + sector_bits + time_bits <= 64:
+        packed = (
+            (blocks.astype(U64) << np.uint64(sector_bits + time_bits))
+            | ((sectors - low).astype(U64) << np.uint64(time_bits))
+            | times.astype(U64)
+        )
+        packed.sort()
+        times = (packed & np.uint64((1 << time_bits) - 1)).astype(np.int64)
+        packed >>= np.uint64(time_bits)
+        sectors = (packed & np.uint64((1 << sector_bits) - 1)).astype(np.int64) + low
+        return (packed >> np.uint64(sector_bits)).astype(np.int64), sectors, times
+    order = np.lexsort((times, sectors, blocks))
+    return blocks[order], sectors[order], times[order]
+
+
+def _most_words_in_a_bank(relative: Array, words: int) -> Array:
+    """`[rows]` the most distinct 4-byte words that fall in one of 32 banks."""
+    every = (relative[:, :, None] + np.arange(words)).reshape(len(relative), -1)
+    ordered = np.sort(every, axis=1)
+    fresh = np.ones(ordered.shape, bool)
+    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=fresh[:, 1:])
+    keys = np.arange(len(relative))[:, None] * WARP + (ordered & 31)
+    per_bank = np.bincount(keys[fresh], minlength=len(relative) * WARP)
+    return per_bank.reshape(-1, WARP).max(axis=1)

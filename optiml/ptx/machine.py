@@ -1,0 +1,255 @@
+"""The machine: global memory of one device, and launches of kernels on the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from optiml.errors import InvalidInput
+from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder
+from optiml.ptx.lower import Program, program_of
+from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
+from optiml.ptx.parse import Function, Module
+from optiml.ptx.simt import WARP, Batch, Budget
+
+BATCH_THREADS = 1 << 14  # arrays of this length stay in the caches
+RESIDENT_THREADS = 1 << 16  # batches of kernels whose blocks may wait for one another
+BATCH_BYTES = 1 << 28  # shared and local memory of one batch
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a launch is stopped, and what its L1 model assumes.
+
+    Attributes:
+        warp_instructions: budget of the launch, None for none.
+        deadline: moment of `time.monotonic()`, None for none.
+        l1_bytes: L1 capacity of a multiprocessor, shared by `resident_blocks` blocks.
+    """
+
+    warp_instructions: int | None = None
+    deadline: float | None = None
+    l1_bytes: int = 192 * 1024
+    resident_blocks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchResult:
+    """What a launch left besides memory: counters if asked for, device printf text, blocks of the grid and run."""
+
+    counters: Counters | None
+    printf: str
+    blocks_total: int
+    blocks_run: int
+
+
+class LoadedModule:
+    """A module on a machine; its module-scope data are allocated when first needed and keep their values."""
+
+    def __init__(self, machine: Machine, module: Module) -> None:
+        self.machine = machine
+        self.module = module
+        self._addresses: dict[str, int] = {}
+
+    def address(self, name: str) -> int:
+        """Device address of a module-scope variable."""
+        known = self._addresses.get(name)
+        if known is not None:
+            return known
+        variable = self.module.globals[name]
+        address = self._addresses[name] = self.machine.allocate(variable.bytes, name=name)
+        if variable.initial is not None:
+            data = self.machine.memory(address)
+            data[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            for offset, symbol, addend in variable.references:
+                target = self.address(symbol) + addend
+                data[offset : offset + 8] = np.frombuffer(target.to_bytes(8, "little"), np.uint8)
+        return address
+
+
+class Machine:
+    """Global memory of one device plus the numpy SIMT interpreter."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, Allocation] = {}
+        self._next = FIRST_ALLOCATION
+
+    def allocate(self, nbytes: int, *, name: str = "") -> int:
+        """Reserve zeroed memory and return its device address, in a range of its own of 2**36 bytes."""
+        if not 0 <= nbytes < 1 << WINDOW_BITS:
+            raise InvalidInput(f"an allocation of {nbytes} bytes is out of range")
+        allocation = Allocation(self._next, nbytes, name)
+        self._memory[allocation.number] = allocation
+        self._next += 1
+        return allocation.base
+
+    def memory(self, address: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A live uint8 view of the allocation that starts at `address`."""
+        allocation = self._memory.get(address >> WINDOW_BITS)
+        if allocation is None or allocation.base != address:
+            raise InvalidInput(f"0x{address:x} is not the start of an allocation")
+        data: np.ndarray[Any, np.dtype[np.uint8]] = allocation.data
+        return data
+
+    def free_all(self) -> None:
+        """Forget every allocation, module-scope data included; loaded modules must be loaded again."""
+        self._memory.clear()
+        self._next = FIRST_ALLOCATION
+
+    def load(self, module: Module) -> LoadedModule:
+        """Make a module's kernels launchable on this machine."""
+        return LoadedModule(self, module)
+
+    def launch(
+        self,
+        loaded: LoadedModule,
+        kernel: str,
+        *,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        args: Sequence[bytes],
+        count: bool = False,
+        blocks: Sequence[int] | None = None,
+        limits: Limits | None = None,
+    ) -> LaunchResult:
+        """Run a kernel to its end.
+
+        Args:
+            shared_bytes: dynamic shared memory per block.
+            args: one bytes object per parameter, as long as the parameter.
+            count: fill `LaunchResult.counters`.
+            blocks: linear ids of the blocks to run, in this order; None for the whole grid.
+
+        Raises:
+            KernelFault: the kernel broke a rule or outlived its limits.
+            Unsupported: the kernel has an instruction that the interpreter does not execute.
+            InvalidInput: the call does not fit the kernel.
+        """
+        limits = limits or Limits()
+        function = loaded.module.kernels.get(kernel)
+        if function is None:
+            raise InvalidInput(f"the module has no kernel {kernel!r}")
+        total = _check_call(function, grid, block, shared_bytes, args)
+        program = program_of(loaded.module, kernel, counting=count)
+        shared = -(-function.static_shared_bytes // function.dynamic_shared_align) * function.dynamic_shared_align
+        shared = shared + shared_bytes if shared_bytes else function.static_shared_bytes
+        parameters = _parameter_area(function, args)
+        recorder = None
+        if count:
+            share = limits.l1_bytes // max(1, limits.resident_blocks)
+            recorder = Recorder(program, share // SECTOR_BYTES)
+        template = _template(program, loaded, parameters, grid, block, shared, shared_bytes)
+        budget = Budget(limits.warp_instructions, limits.deadline)
+        printed: list[str] = []
+        ran = 0
+        with np.errstate(all="ignore"):
+            for chosen in _batches(program, total, blocks, block, shared):
+                batch = Batch(
+                    program,
+                    template=template,
+                    memory=self._memory,
+                    parameters=parameters,
+                    grid=grid,
+                    block=block,
+                    shared_bytes=shared,
+                    blocks=chosen,
+                    recorder=recorder,
+                    budget=budget,
+                    printed=printed,
+                )
+                ran += len(chosen)
+                if recorder is not None:
+                    recorder.begin(batch)
+                batch.run()
+                if recorder is not None:
+                    recorder.end()
+        return LaunchResult(
+            counters=None if recorder is None else recorder.counters(),
+            printf="".join(printed),
+            blocks_total=total,
+            blocks_run=ran,
+        )
+
+
+def _check_call(
+    function: Function, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[bytes]
+) -> int:
+    """Refuse a launch that a driver would refuse; the number of blocks."""
+    for what, value, most in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
+        if len(value) != 3 or any(not 1 <= v <= m for v, m in zip(value, most, strict=True)):
+            raise InvalidInput(f"{what} {tuple(value)} is outside 1..{most}")
+    threads = block[0] * block[1] * block[2]
+    limit = MAX_THREADS
+    if function.max_threads is not None:
+        limit = min(limit, function.max_threads[0] * function.max_threads[1] * function.max_threads[2])
+    if threads > limit:
+        raise InvalidInput(f"{threads} threads per block, but {function.name} may have at most {limit}")
+    if shared_bytes < 0:
+        raise InvalidInput(f"{shared_bytes} bytes of shared memory")
+    if len(args) != len(function.params):
+        raise InvalidInput(f"{function.name} has {len(function.params)} parameters, {len(args)} were given")
+    for param, value in zip(function.params, args, strict=True):
+        if len(value) != param.bytes:
+            raise InvalidInput(f"parameter {param.name} has {param.bytes} bytes, {len(value)} were given")
+    return grid[0] * grid[1] * grid[2]
+
+
+def _parameter_area(function: Function, args: Sequence[bytes]) -> bytes:
+    area = bytearray(max((p.offset + p.bytes for p in function.params), default=0))
+    for param, value in zip(function.params, args, strict=True):
+        area[param.offset : param.offset + param.bytes] = value
+    return bytes(area)
+
+
+def _template(
+    program: Program, loaded: LoadedModule, parameters: bytes, grid: tuple[int, int, int],
+    block: tuple[int, int, int], shared: int, dynamic: int,
+) -> list[Any]:  # fmt: skip
+    """The frame every group starts from: literals, parameters, addresses and launch geometry."""
+    frame: list[Any] = [np.zeros(1, np.int32)] * program.slots
+    for slot, dtype in program.zeros:
+        frame[slot] = np.zeros(1, dtype)
+    for slot, value in program.constants:
+        frame[slot] = value
+    for slot, offset, dtype in program.parameters:
+        frame[slot] = np.frombuffer(parameters[offset : offset + dtype.itemsize], dtype).copy()
+    for slot, name, addend in program.symbols:
+        frame[slot] = np.array([loaded.address(name) + addend], np.uint64)
+    values = {f"%ntid.{axis}": size for axis, size in zip("xyz", block, strict=True)}
+    for axis, size in zip("xyz", grid, strict=True):
+        values[f"%nctaid.{axis}"] = values[f"%nclusterid.{axis}"] = size
+        values[f"%cluster_nctaid.{axis}"] = 1
+        values[f"%cluster_ctaid.{axis}"] = 0
+    values |= {
+        "%nwarpid": 64, "%smid": 0, "%nsmid": 108, "%gridid": 1, "%dynamic_smem_size": dynamic,
+        "%total_smem_size": shared, "%cluster_ctarank": 0, "%cluster_nctarank": 1, "%WARP_SZ": WARP,
+    }  # fmt: skip
+    for name, slot in program.launch_values.items():
+        frame[slot] = np.array([values[name]], np.uint64 if name == "%gridid" else np.uint32)
+    return frame
+
+
+def _batches(
+    program: Program, total: int, blocks: Sequence[int] | None, block: tuple[int, int, int], shared: int
+) -> Iterator[Any]:
+    """Linear block ids, batch by batch."""
+    pitch = -(-block[0] * block[1] * block[2] // WARP) * WARP
+    target = RESIDENT_THREADS if program.waits else BATCH_THREADS
+    weight = max(1, shared + program.local_bytes * pitch)
+    size = max(1, min(target // pitch, BATCH_BYTES // weight))
+    if blocks is None:
+        for start in range(0, total, size):
+            yield np.arange(start, min(start + size, total), dtype=np.int64)
+        return
+    chosen = np.asarray(blocks, np.int64)
+    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < total:
+        raise InvalidInput(f"block ids must be in 0..{total - 1}")
+    for start in range(0, len(chosen), size):
+        yield chosen[start : start + size]
