@@ -9,6 +9,7 @@ refusal, so anything that may change what is computed and is not understood refu
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,10 +184,11 @@ _SIGNATURE = re.compile(
 )
 _POINTER = re.compile(r"(?:const\s+)?(?P<type>[\w:]+(?:\s+(?:char|int|long|short|const))*)\s*(?:const\s*)?\*")
 _CODE_DTYPES = {
-    "float": "float32", "double": "float64", "half": "float16", "__half": "float16", "__nv_bfloat16": "bfloat16", "nv_bfloat16": "bfloat16",
-    "int": "int32", "int32_t": "int32", "unsigned int": "uint32", "unsigned": "uint32", "uint8_t": "uint8", "unsigned char": "uint8",
-    "int8_t": "int8", "long long": "int64", "int64_t": "int64", "half2": "float16", "bool": "bool", "uint32_t": "uint32", "float4": "float32",
-    "char": "int8", "signed char": "int8", "long": "int64", "short": "int16",
+    "float": "float32", "float4": "float32", "double": "float64", "half": "float16", "__half": "float16",
+    "half2": "float16", "__nv_bfloat16": "bfloat16", "nv_bfloat16": "bfloat16", "bool": "bool", "char": "int8",
+    "signed char": "int8", "int8_t": "int8", "unsigned char": "uint8", "uint8_t": "uint8", "short": "int16",
+    "int": "int32", "int32_t": "int32", "unsigned": "uint32", "unsigned int": "uint32", "uint32_t": "uint32",
+    "long": "int64", "long long": "int64", "int64_t": "int64",
 }  # fmt: skip
 _EXAMPLE = re.compile(r"(?is)\b(?:for\s+)?examples?\s*(?:[12]\s*)?[:\n].*?(?=\*/|__global__|\bextern\b|\Z)")
 
@@ -205,7 +207,7 @@ def _without_code(text: str) -> tuple[str, str | None]:
         body = (match["body"] or "").strip("{}; \n\t.")
         if body:
             raise Refused(
-                "the text holds the body of a function; give existing code as a kernel, or say in words what it computes"
+                "the text holds the body of a function; give existing code as a kernel, or say in words what it does"
             )
         pointers = [pointer["type"].split("::")[-1].strip() for pointer in _POINTER.finditer(match["parameters"])]
         dtypes.extend(_CODE_DTYPES[name] for name in pointers if name in _CODE_DTYPES)
@@ -240,14 +242,14 @@ class _Entry:
 # Words without weight inside a phrase: "multiply two 1024x1024 fp16 matrices" is read as "multiply two matrices".
 _JOINING = frozenset(
     fold(word)
-    for word in "of over by with to and in from for times at on or into along across per as plus is than".split()
+    for word in "of over by with to and in from for times at on or into along across per as plus is than".split()  # noqa: SIM905
 )
 _LIGHT = frozenset(
     fold(word)
-    for word in """a an the given whole entire input large big huge dense square long random real contiguous equally sized
-    float double floating point fp16 fp32 fp64 bf16 half precision float16 float32 float64 bfloat16 int32 integer
-    different separate simple these those its my our your single-precision arbitrary following 1d 1-d numeric numerical
-    small tiny regular standard generic basic of-length""".split()
+    for word in """a an the given whole entire input large big huge dense square long random real contiguous equally
+    sized float double floating point fp16 fp32 fp64 bf16 half precision float16 float32 float64 bfloat16 int32
+    integer different separate simple these those its my our your arbitrary following 1d numeric numerical small tiny
+    regular standard generic basic""".split()  # noqa: SIM905
 )
 
 
@@ -285,8 +287,8 @@ def _phrases(names: tuple[tuple[str, tuple[str, ...]], ...]) -> _Table:
     for name, phrases in names:
         strength = USUAL if name in GRAMMARS else UNIQUE
         add((name, *phrases), _Entry(kind="operator", label=name, strength=strength))
-    for label, (phrases, _) in words.MODIFIERS.items():
-        add(phrases, _Entry(kind="modifier", label=label))
+    for label, modifier in words.MODIFIERS.items():
+        add(modifier.phrases, _Entry(kind="modifier", label=label))
     for label, phrases in words.ARITHMETIC.items():
         add(phrases, _Entry(kind="arithmetic", label=label))
     add(words.PLAIN, _Entry(kind="plain", label=""))
@@ -422,7 +424,7 @@ def _vocabulary_words() -> frozenset[str]:
     ]
     for table in (words.FOREIGN, words.ARITHMETIC, words.DTYPES, words.QUANTITIES):
         phrases += [phrase for group in table.values() for phrase in group]
-    phrases += [phrase for group, _ in words.MODIFIERS.values() for phrase in group]
+    phrases += [phrase for modifier in words.MODIFIERS.values() for phrase in modifier.phrases]
     for grammar in GRAMMARS.values():
         phrases += [*grammar.unique, *grammar.usual, *grammar.common]
         phrases += [phrase for group in grammar.axes.values() for phrase in group]
@@ -454,7 +456,7 @@ def _check_language(found: Sequence[Token], mentions: Sequence[Mention]) -> None
     other = [
         token.text.lower()
         for index, token in enumerate(found)
-        if token.kind == "word" and index not in covered and token.text.lower() in words.ENGLISH_FREE
+        if token.kind == "word" and index not in covered and token.text.lower() in words.NOT_ENGLISH
     ]
     if len(other) >= 2:
         raise Refused(f"only English is read, and {' and '.join(sorted(set(other))[:3])!r} is not; say it in English")
@@ -506,14 +508,14 @@ def _is_surroundings(mention: Mention, found: Sequence[Token]) -> bool:
 
 def _with_rank(mention: Mention, found: Sequence[Token], mentions: Sequence[Mention]) -> str | None:
     """The operator behind a name whose number of dimensions has to be read elsewhere in the text."""
-    name, settling, excluding = words.RANK_HINTS[mention.label]
+    hint = words.RANK_HINTS[mention.label]
     text = " ".join(token.folded for token in found if token.kind == "word")
-    if any(f" {' '.join(map(fold, phrase.split()))} " in f" {text} " for phrase in excluding):
+    if any(f" {' '.join(map(fold, phrase.split()))} " in f" {text} " for phrase in hint.excluded_by):
         return None
     ranks = {len(token.dims) for token in found if token.kind == "shape"}
-    by_shape = ranks & ({3, 5} if name == "max_pool3d" else {2, 4})
-    by_word = any(f" {' '.join(map(fold, phrase.split()))} " in f" {text} " for phrase in settling)
-    return name if by_word or by_shape else None
+    by_shape = ranks & {len(reading.axes) for reading in GRAMMARS[hint.operator].shapes}
+    by_word = any(f" {' '.join(map(fold, phrase.split()))} " in f" {text} " for phrase in hint.settled_by)
+    return hint.operator if by_word or by_shape else None
 
 
 def _primary(names: Sequence[str], asked: Sequence[Mention]) -> str:
@@ -532,7 +534,7 @@ def _primary(names: Sequence[str], asked: Sequence[Mention]) -> str:
 
 def _check_sequence(found: Sequence[Token], asked: Sequence[Mention], chosen: str) -> None:
     """Two different operators joined by "then", "followed by" and the like are two tasks."""
-    for left, right in zip(asked, asked[1:], strict=False):
+    for left, right in itertools.pairwise(asked):
         if left.label == right.label or min(left.strength, right.strength) < UNIQUE:
             continue
         between = " ".join(token.text.lower() for token in found[left.last + 1 : right.first] if token.text not in ",-")
@@ -548,7 +550,7 @@ def _check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: 
             raise Refused(f"the text asks for {_name(item.label)} besides {_name(chosen)}; ask for one at a time")
         if item.kind == "foreign" and not _explained(item, grammar, found, mentions, chosen):
             raise Refused(_not_built_in(item.label, item.text))
-        if item.kind == "modifier" and chosen not in words.MODIFIERS[item.label][1]:
+        if item.kind == "modifier" and chosen not in words.MODIFIERS[item.label].harmless_for:
             raise Refused(f"the built-in {_name(chosen)} has no {item.text!r} ({item.label}); nothing else was assumed")
         if item.kind == "arithmetic" and item.label not in grammar.explains:
             raise Refused(f"the text asks for {item.text!r}, which is not part of {_name(chosen)}")
@@ -561,7 +563,7 @@ def _explained(
     item: Mention, grammar: Grammar, found: Sequence[Token], mentions: Sequence[Mention], chosen: str
 ) -> bool:
     if item.label in words.RANK_HINTS:
-        return words.RANK_HINTS[item.label][0] == chosen
+        return words.RANK_HINTS[item.label].operator == chosen
     return item.label in grammar.explains
 
 
@@ -613,8 +615,10 @@ def _is_beside(found: Sequence[Token], item: Mention, index: int, *, through_pre
 
 
 _QUALITY = frozenset(
-    fold(word)
-    for word in "fast faster efficient optimized optimised tiled naive parallel stable fused cuda gpu".split()
+    map(
+        fold,
+        ("fast", "faster", "efficient", "optimized", "tiled", "naive", "parallel", "stable", "fused", "cuda", "gpu"),
+    )
 )
 
 
@@ -631,9 +635,7 @@ def _adds_to_task(found: Sequence[Token], index: int) -> bool:
 
 def _not_built_in(label: str, text: str | None = None) -> str:
     if label in words.RANK_HINTS:
-        return (
-            f"the text does not say how many dimensions {text!r} has; {_name(words.RANK_HINTS[label][0])} is built in"
-        )
+        return f"the text does not say how many dimensions {text!r} has; {_name(words.RANK_HINTS[label].operator)} is built in"
     return (
         f"this asks for {label}"
         + (f" ({text!r})" if text and text.lower() != label.lower() else "")
@@ -692,15 +694,11 @@ def _role(found: Sequence[Token], item: Mention) -> Literal["element", "accumula
     after = [token.text.lower() for token in _clause(found, item.last + 1, 1)][:2]
     before = [token.text.lower() for token in _clause(found, item.first - 1, -1)][:3]
     before = before[:2] if before and before[0] in ("in", "as", "are", "of", "to", "with") else before[:1]
-    if set(after) & _ACCUMULATOR or set(before) & _ACCUMULATOR:
+    if set(after) & words.ACCUMULATOR_WORDS or set(before) & words.ACCUMULATOR_WORDS:
         return "accumulator"
-    if set(after[:1]) & _LABEL or set(before) & _LABEL:
+    if set(after[:1]) & words.LABEL_WORDS or set(before) & words.LABEL_WORDS:
         return "label"
     return "element"
-
-
-_ACCUMULATOR = frozenset(words.ACCUMULATOR_WORDS)
-_LABEL = frozenset(words.LABEL_WORDS)
 
 
 def _clause(found: Sequence[Token], start: int, step: int) -> Iterator[Token]:

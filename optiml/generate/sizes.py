@@ -17,12 +17,14 @@ from optiml.records import Scalar
 MAX_AXIS_WORDS = 4
 CONNECTORS = frozenset(
     fold(word)
-    for word in "of is are was being equals equal to at a an the with each length size dimension dim count".split()
+    for word in """of is are was being equals equal to at a an the with each length size dimension dim
+    count""".split()  # noqa: SIM905
 )
 BETWEEN = frozenset(
     fold(word)
-    for word in """input different separate random attention float double fp16 fp32 bf16 half int integer int32 the of total
-    individual distinct independent single precision floating point data long parallel equal sized bfloat16 float32 float64""".split()
+    for word in """input different separate random attention float double fp16 fp32 bf16 half int integer int32 the of
+    total individual distinct independent single precision floating point data long parallel equal sized bfloat16
+    float32 float64""".split()  # noqa: SIM905
 )
 CONTENTS = {
     "row": ("column", "cols", "features"),
@@ -142,10 +144,10 @@ class _Reader:
                 text,
             )
         ]
-        unused = {rank: list(readings) for rank, readings in self._readings().items()}
+        unused = {rank: self._readings(rank) for rank in set(map(len, shapes))}
         for letters in shapes:
             rank = len(letters)
-            if unused.get(rank):
+            if unused[rank]:
                 axes: tuple[str, ...] = unused[rank].pop(0).axes
             elif self.grammar.fold == "leading" and rank == 2:
                 axes = tuple(self.problem.axes)[:2]
@@ -154,11 +156,12 @@ class _Reader:
             for letter, axis in zip(letters, axes, strict=True):
                 self.letters.setdefault(letter, axis)
 
-    def _readings(self) -> Mapping[int, tuple[ShapeReading, ...]]:
+    def _readings(self, rank: int) -> list[ShapeReading]:
+        """What a shape of that many numbers may give."""
         if self.grammar.shapes:
-            return self.grammar.shapes
+            return [reading for reading in self.grammar.shapes if len(reading.axes) == rank]
         order = self.builtin.intent.shape_order or tuple(self.problem.axes)
-        return {len(order): (ShapeReading(axes=tuple(order)),)}
+        return [ShapeReading(axes=tuple(order))] if len(order) == rank else []
 
     # -- "dim=-1", "along axis 0" --
     def read_directions(self) -> None:
@@ -265,7 +268,8 @@ class _Reader:
             self._check_fixed(quantity, value)
             return
         raise InvalidInput(
-            f"{self.builtin.name} has no size or setting {name!r}; it has {', '.join([*self.problem.axes, *self.scalar_names])}"
+            f"{self.builtin.name} has no size or setting {name!r}; "
+            f"it has {', '.join([*self.problem.axes, *sorted(self.scalar_names)])}"
         )
 
     def _name(self, position: int) -> tuple[str | None, int]:
@@ -515,7 +519,7 @@ class _Reader:
             self._assign(name, rows, token.text) if rows == columns else None
 
     def _unify(self, index: int, token: Token, taken: set[tuple[str, ...]]) -> None:
-        readings = self._readings().get(len(token.dims), ())
+        readings = self._readings(len(token.dims))
         if not readings or (token.bracketed and self.builtin.name == "matmul" and len(token.dims) == 3):
             raise InvalidInput(f"the shape {token.text} does not fit {self.builtin.name}")
         reading = self._nearest(index, readings, token, taken)
@@ -557,7 +561,7 @@ class _Reader:
                 if not 0 <= position < len(self.found):
                     break
                 near = self.found[position]
-                if near.kind == "symbol" and near.text in ",.;()" or near.kind == "shape":
+                if near.kind == "shape" or (near.kind == "symbol" and near.text in ",.;()"):
                     break
                 if near.kind == "word" and near.folded in keys:
                     distances.append(2 * distance + (step < 0))
@@ -671,6 +675,6 @@ def _squeeze(phrase: str) -> str:
 
 _MACHINE_BEFORE = frozenset(map(_squeeze, words.MACHINE_WORDS_BEFORE))
 _MACHINE_NAMES = frozenset(
-    {"block", "threads", "tile", "bm", "bn", "bk", "tm", "tn", "block_size", "unroll", "warps", "num_warps", "grid", "rtol", "atol", "tol", "seed", "nthreads",
-     "block_dim", "tile_size", "numthreads", "num_threads", "block_m", "block_n", "block_k", "sm"}
-)  # fmt: skip
+    """block threads tile bm bn bk tm tn block_size unroll warps num_warps grid rtol atol tol seed nthreads block_dim
+    tile_size numthreads num_threads block_m block_n block_k sm""".split()  # noqa: SIM905
+)

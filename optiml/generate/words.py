@@ -14,19 +14,19 @@ from functools import lru_cache
 from typing import Literal
 
 SYMBOLS = {
-    "ᵀ": "^T", "⊤": "^T", "·": "*", "∙": "*", "⋅": "*", "∗": "*", "−": "-", "–": "-", "—": ", ", "√": "sqrt", "Σ": "sum ",
-    "∑": "sum ", "²": "^2", "³": "^3", "≤": "<=", "≥": ">=", "‖": "|", "½": "0.5", "’": "'", "‘": "'", "“": '"', "”": '"',
-    "γ": "gamma", "β": "beta", "α": "alpha", "ε": "eps", "ϵ": "eps", "σ": "sigma", "μ": "mu", "Φ": "Phi", "φ": "phi",
-    "τ": "tau", "λ": "lambda", "⊙": " hadamard ", "∘": " hadamard ", "⊗": " kronecker ", "•": "\n", "∂": " gradient ",
-    "←": "=", "→": " to ", "∈": " in ", "ˆ": "^",
+    "ᵀ": "^T", "⊤": "^T", "·": "*", "∙": "*", "⋅": "*", "∗": "*", "−": "-", "–": "-", "—": ", ", "√": "sqrt",
+    "Σ": "sum ", "∑": "sum ", "²": "^2", "³": "^3", "≤": "<=", "≥": ">=", "‖": "|", "½": "0.5", "’": "'", "‘": "'",
+    "“": '"', "”": '"', "γ": "gamma", "β": "beta", "α": "alpha", "ε": "eps", "ϵ": "eps", "σ": "sigma", "μ": "mu",
+    "Φ": "Phi", "φ": "phi", "τ": "tau", "λ": "lambda", "⊙": " hadamard ", "∘": " hadamard ", "⊗": " kronecker ",
+    "•": "\n", "∂": " gradient ", "←": "=", "→": " to ", "∈": " in ", "ˆ": "^",
 }  # fmt: skip
 BINARY = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9}
 MAGNITUDES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "hundred": 100, "kibi": 1 << 10, "mebi": 1 << 20}
 COUNTING = {
-    "one": 1, "a": 1, "an": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-    "eleven": 11, "twelve": 12, "sixteen": 16, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "eighty": 80,
-    "half a": 0.5, "quarter": 0.25,
+    "one": 1, "a": 1, "an": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50,
+    "sixty": 60, "eighty": 80,
 }  # fmt: skip
 
 
@@ -80,11 +80,10 @@ def _singular(word: str) -> str:
 
 
 _IRREGULAR = {
-    "matrices": "matrix", "indices": "index", "vertices": "vertex", "axes": "axis", "halves": "halv", "maxima": "maximum",
-    "minima": "minimum", "bytes": "byt", "data": "data", "colour": "color", "grey": "gray", "neighbour": "neighbor",
-    "neighbours": "neighbor", "analyse": "analyz", "summing": "sum", "string": "string", "during": "during", "nothing": "nothing",
-    "something": "something", "anything": "anything", "everything": "everything", "twos": "two", "hypot": "hypot", "squares": "squared",
-    "vectorization": "vectoriz", "realise": "realiz",
+    "matrices": "matrix", "indices": "index", "vertices": "vertex", "axes": "axis", "halves": "halv",
+    "maxima": "maximum", "minima": "minimum", "colour": "color", "grey": "gray", "neighbour": "neighbor",
+    "neighbours": "neighbor", "summing": "sum", "squares": "squared", "string": "string", "during": "during",
+    "nothing": "nothing", "something": "something", "anything": "anything", "everything": "everything",
 }  # fmt: skip
 
 _INT = r"\d{1,3}(?:,\d{3})+(?![\d,])|\d+(?:_\d{3})+|\d+"
@@ -145,7 +144,7 @@ def _read(match: re.Match[str], text: str) -> Iterator[Token]:
 
 def _words(found: str, start: int, text: str) -> Iterator[Token]:
     """A name in camel or snake case is several words."""
-    parts = [found] if "'" in found or found.isupper() or found.islower() and "_" not in found else None
+    parts = [found] if "'" in found or found.isupper() or (found.islower() and "_" not in found) else None
     pieces = parts or [part.group() for part in _PARTS.finditer(found)] or [found]
     hyphen = text[start + len(found) : start + len(found) + 2]
     tied = len(hyphen) == 2 and hyphen[0] == "-" and hyphen[1].isalnum()
