@@ -33,17 +33,30 @@ struct alignas(4 * sizeof(A)) Quad {
     A v[4];
 };
 
-// Four neighbouring elements, of which the first `valid` exist; zeros for the others.
-__device__ __forceinline__ Quad load_quad(const T* __restrict__ from, int valid, bool aligned) {
-    Quad quad;
-    if (aligned && valid >= 4) {
-        Pack<4> pack = *reinterpret_cast<const Pack<4>*>(from);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) quad.v[i] = up(pack.v[i]);
+// Four elements as they lie in memory: converting them before they are needed would wait for the load.
+struct alignas(sizeof(Pack<4>)) Four {
+    unsigned words[sizeof(Pack<4>) / 4];
+};
+
+// Four neighbouring elements, of which the first `valid` exist; zeros for the others. Aligned: all or none exist.
+__device__ __forceinline__ Four load_four(const T* __restrict__ from, int valid, bool aligned) {
+    Four four = {};
+    if (aligned) {
+        if (valid > 0) four = *reinterpret_cast<const Four*>(from);
     } else {
+        Pack<4> pack;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) quad.v[i] = i < valid ? up(from[i]) : A(0);
+        for (int i = 0; i < 4; ++i) pack.v[i] = i < valid ? from[i] : down(A(0));
+        four = reinterpret_cast<Four&>(pack);
     }
+    return four;
+}
+
+__device__ __forceinline__ Quad converted(Four four) {
+    Pack<4> pack = reinterpret_cast<Pack<4>&>(four);
+    Quad quad;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) quad.v[i] = up(pack.v[i]);
     return quad;
 }
 
@@ -60,7 +73,7 @@ matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int 
     int first_row = blockIdx.y * TILE_M, first_column = blockIdx.x * TILE_N;
     bool a_aligned = is_aligned(a, K), b_aligned = is_aligned(b, N), c_aligned = is_aligned(c, N);
     A sum[ROWS][COLUMNS] = {};
-    Quad a_next[A_SHARE], b_next[B_SHARE];
+    Four a_next[A_SHARE], b_next[B_SHARE];
 
     auto fetch = [&](int start) {
 #pragma unroll
@@ -68,14 +81,14 @@ matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int 
             int i = thread + n * THREADS;
             int row = i / (DEPTH / 4), k = i % (DEPTH / 4) * 4;
             const T* from = a + (long long)(first_row + row) * K + start + k;
-            a_next[n] = load_quad(from, i < A_QUADS && first_row + row < M ? K - start - k : 0, a_aligned);
+            a_next[n] = load_four(from, i < A_QUADS && first_row + row < M ? K - start - k : 0, a_aligned);
         }
 #pragma unroll
         for (int n = 0; n < B_SHARE; ++n) {
             int i = thread + n * THREADS;
             int k = i / (TILE_N / 4), column = i % (TILE_N / 4) * 4;
             const T* from = b + (long long)(start + k) * N + first_column + column;
-            b_next[n] = load_quad(from, i < B_QUADS && start + k < K ? N - first_column - column : 0, b_aligned);
+            b_next[n] = load_four(from, i < B_QUADS && start + k < K ? N - first_column - column : 0, b_aligned);
         }
     };
     auto publish = [&](int buffer) {
@@ -84,15 +97,16 @@ matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int 
             int i = thread + n * THREADS;
             int row = i / (DEPTH / 4), k = i % (DEPTH / 4) * 4;
             if (i < A_QUADS) {
+                Quad quad = converted(a_next[n]);
 #pragma unroll
-                for (int j = 0; j < 4; ++j) a_tile[buffer][k + j][row] = a_next[n].v[j];
+                for (int j = 0; j < 4; ++j) a_tile[buffer][k + j][row] = quad.v[j];
             }
         }
 #pragma unroll
         for (int n = 0; n < B_SHARE; ++n) {
             int i = thread + n * THREADS;
             int k = i / (TILE_N / 4), column = i % (TILE_N / 4) * 4;
-            if (i < B_QUADS) *reinterpret_cast<Quad*>(&b_tile[buffer][k][column]) = b_next[n];
+            if (i < B_QUADS) *reinterpret_cast<Quad*>(&b_tile[buffer][k][column]) = converted(b_next[n]);
         }
     };
 

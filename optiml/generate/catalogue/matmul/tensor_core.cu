@@ -31,13 +31,23 @@ __device__ __forceinline__ bool is_aligned(const T* base, int row_length) {
     return row_length % 8 == 0 && reinterpret_cast<unsigned long long>(base) % sizeof(Pack<8>) == 0;
 }
 
-// Eight neighbouring elements, of which the first `valid` exist; zeros for the others.
-__device__ __forceinline__ Pack<8> load_eight(const T* __restrict__ from, int valid, bool aligned) {
-    if (aligned && valid >= 8) return *reinterpret_cast<const Pack<8>*>(from);
-    Pack<8> pack;
+// Eight elements as they lie in memory: taking them apart before they are needed would wait for the load.
+struct alignas(16) Eight {
+    unsigned words[4];
+};
+
+// Eight neighbouring elements, of which the first `valid` exist; zeros for the others. Aligned: all or none exist.
+__device__ __forceinline__ Eight load_eight(const T* __restrict__ from, int valid, bool aligned) {
+    Eight eight = {};
+    if (aligned) {
+        if (valid > 0) eight = *reinterpret_cast<const Eight*>(from);
+    } else {
+        Pack<8> pack;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) pack.v[i] = i < valid ? from[i] : down(0.f);
-    return pack;
+        for (int i = 0; i < 8; ++i) pack.v[i] = i < valid ? from[i] : down(0.f);
+        eight = reinterpret_cast<Eight&>(pack);
+    }
+    return eight;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -51,7 +61,7 @@ matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int 
     int warp_row = thread / 64 * 32, warp_column = thread / 32 % 2 * 32;
     int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
     bool a_aligned = is_aligned(a, K), b_aligned = is_aligned(b, N);
-    Pack<8> a_next[SHARE], b_next[SHARE];
+    Eight a_next[SHARE], b_next[SHARE];
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum[2][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -79,8 +89,8 @@ matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int 
 #pragma unroll
         for (int n = 0; n < SHARE; ++n) {
             int i = thread + n * THREADS;
-            *reinterpret_cast<Pack<8>*>(&a_tile[buffer][i / (DEPTH / 8)][i % (DEPTH / 8) * 8]) = a_next[n];
-            *reinterpret_cast<Pack<8>*>(&b_tile[buffer][i / (TILE / 8)][i % (TILE / 8) * 8]) = b_next[n];
+            *reinterpret_cast<Eight*>(&a_tile[buffer][i / (DEPTH / 8)][i % (DEPTH / 8) * 8]) = a_next[n];
+            *reinterpret_cast<Eight*>(&b_tile[buffer][i / (TILE / 8)][i % (TILE / 8) * 8]) = b_next[n];
         }
     };
 

@@ -45,21 +45,30 @@ __device__ __forceinline__ bool is_aligned(const T* base, int row_length) {
     return row_length % 8 == 0 && reinterpret_cast<unsigned long long>(base) % sizeof(Pack<8>) == 0;
 }
 
+// Eight elements as they lie in memory.
+struct alignas(16) Eight {
+    unsigned words[4];
+};
+
 // The first `rows` rows of D elements each, with zeros for the rest of [HEIGHT][WIDTH].
 template <int HEIGHT, int WIDTH>
 __device__ __forceinline__ void load_tile(T* __restrict__ tile, const T* __restrict__ from, int rows, int D, bool aligned) {
-    for (int i = threadIdx.x; i < HEIGHT * WIDTH / 8; i += THREADS) {
+#pragma unroll
+    for (int n = 0; n < HEIGHT * WIDTH / 8 / THREADS; ++n) {
+        int i = threadIdx.x + n * THREADS;
         int row = i / (WIDTH / 8), d = i % (WIDTH / 8) * 8;
         const T* source = from + (long long)row * D + d;
         int valid = row < rows ? D - d : 0;
-        Pack<8> pack;
-        if (aligned && valid >= 8) {
-            pack = *reinterpret_cast<const Pack<8>*>(source);
+        Eight eight = {};
+        if (aligned) {  // all eight exist, or none
+            if (valid > 0) eight = *reinterpret_cast<const Eight*>(source);
         } else {
+            Pack<8> pack;
 #pragma unroll
             for (int j = 0; j < 8; ++j) pack.v[j] = j < valid ? source[j] : down(0.f);
+            eight = reinterpret_cast<Eight&>(pack);
         }
-        *reinterpret_cast<Pack<8>*>(tile + row * (WIDTH + PAD) + d) = pack;
+        *reinterpret_cast<Eight*>(tile + row * (WIDTH + PAD) + d) = eight;
     }
 }
 
