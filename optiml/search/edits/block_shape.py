@@ -28,6 +28,7 @@ LINEAR = (256, 128, 512, 1024, 64)
 PLANES = ((32, 8), (32, 4), (32, 16), (16, 16), (64, 4), (32, 32), (128, 2))
 LEAST_LITERAL = 16  # smaller numbers in the source are too often something else than a block size
 
+_SUBSCRIPTS = frozenset({"subscript_argument_list", "subscript_expression"})
 Multiplier = Literal["none", "dimension", "literal", "other"]
 
 
@@ -121,7 +122,7 @@ def _multiplier(site: Site, axis: str, size: int) -> Multiplier:
             found.add("literal")
         else:
             value = site.polynomial(product).get((f"blockIdx.{axis}",))
-            found.add("other" if value is None or value % size == 0 else "none")
+            found.add("other" if value is not None and value % size == 0 else "none")
     for kind in ("other", "literal", "dimension"):
         if kind in found:
             return kind
@@ -154,11 +155,17 @@ def _literals(site: Site, before: int, after: int, multiplier: Multiplier) -> li
     # 32 is as likely the warp size as a block size: it counts only where it multiplies a block index.
     if before < LEAST_LITERAL or (before == 32 and multiplier != "literal"):
         return []
-    return [
-        (node.start_byte, node.end_byte, str(after))
-        for node in walk(site.function.body)
-        if node.type == "number_literal" and text_of(node) == str(before)
-    ]
+    changes: list[Change] = []
+    for node in walk(site.function.body):
+        if node.type != "number_literal":
+            continue
+        if text_of(node) == str(before):
+            changes.append((node.start_byte, node.end_byte, str(after)))
+        elif text_of(node) == str(before - 1) and node.parent is not None and node.parent.type in _SUBSCRIPTS:
+            changes.append((node.start_byte, node.end_byte, str(after - 1)))  # the last thread's element
+        elif text_of(node) == str(before + 1) and node.parent is not None and node.parent.type == "array_declarator":
+            changes.append((node.start_byte, node.end_byte, str(after + 1)))  # a padded row of a tile
+    return changes
 
 
 EDIT = Edit(

@@ -58,7 +58,8 @@ def propose(context: EditContext) -> Iterator[Proposal]:
 
 def _divides_floats(function: Function) -> bool:
     """Whether the function divides floating numbers, as far as names and literals tell."""
-    floating = {item.name for item in (*function.parameters, *function.locals) if item.type_text in _FLOATING}
+    floating = {item.name for item in function.parameters if item.type_text in _FLOATING}
+    floating |= {item.name for item in function.locals if item.type_text in _FLOATING}
     for node in walk(function.body):
         sign = node.child_by_field_name("operator") if node.type in _DIVISIONS else None
         if sign is None or text_of(sign) not in ("/", "/="):

@@ -14,7 +14,7 @@ RESIDENT_THREADS = 2048  # of an SM of the A100, H100 and H200
 
 
 def propose(context: EditContext) -> Iterator[Proposal]:
-    """`__launch_bounds__(threads)`, alone and with a minimum of resident blocks, where registers limit the occupancy."""
+    """`__launch_bounds__(threads)`, alone and with a minimum of resident blocks, where registers are the limit."""
     occupancy = None if context.profile is None else context.profile.occupancy
     if occupancy is not None and (occupancy.limiter != "registers" or occupancy.theoretical_pct >= FULL_PCT):
         return
