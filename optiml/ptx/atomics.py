@@ -25,7 +25,7 @@ def _decrement(old: Array, limit: Array) -> Array:
 
 
 # operation and PTX type -> (element dtype in memory, how an old and a new value combine)
-_TYPES = {
+_TYPES: dict[str, np.dtype[Any]] = {
     "u32": U32, "s32": I32, "b32": U32, "u64": U64, "s64": I64, "b64": U64, "f32": F32, "f64": F64,
     "b16": U16, "f16": F16, "bf16": U16, "f16x2": U32, "bf16x2": U32, "u16": U16,
 }  # fmt: skip

@@ -24,6 +24,7 @@ import numpy as np
 
 from optiml.errors import Unsupported
 from optiml.ptx import atomics, memory, opcodes, warp
+from optiml.ptx import numerics as num
 from optiml.ptx.counters import record_memory
 from optiml.ptx.memory import CODE, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WIDE, WINDOW_BITS, Step
 from optiml.ptx.numerics import BOOL, F16, F32, F64, I32, I64, U8, U16, U32, U64
@@ -50,12 +51,13 @@ Frame = list[Array]
 Convert = Callable[[Array], Array] | None
 
 BUILTINS = frozenset({"vprintf", "__assertfail"})
-_UNSIGNED = {1: U8, 2: U16, 4: U32, 8: U64}
-_DEFAULT = {1: U8, 2: U16, 4: I32, 8: U64}
+_UNSIGNED: dict[int, np.dtype[Any]] = {1: U8, 2: U16, 4: U32, 8: U64}
+_DEFAULT: dict[int, np.dtype[Any]] = {1: U8, 2: U16, 4: I32, 8: U64}
 _SPECIAL_64 = frozenset({"%clock64", "%globaltimer", "%gridid"})
 # Specials whose value is the same for all threads of a launch; the batch fills the others in.
 _LAUNCH_SPECIALS = frozenset(
-    {f"%{name}.{axis}" for name in ("ntid", "nctaid", "cluster_nctaid", "cluster_ctaid", "nclusterid") for axis in "xyz"}
+    {f"%{name}.{axis}" for name in ("ntid", "nctaid", "nclusterid") for axis in "xyz"}
+    | {f"%cluster_{name}.{axis}" for name in ("nctaid", "ctaid") for axis in "xyz"}
     | {"%nwarpid", "%smid", "%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%cluster_ctarank",
        "%cluster_nctarank", "%WARP_SZ"}
 )  # fmt: skip
@@ -385,7 +387,9 @@ class Lowering:
                 family = parts[0]
                 if family in opcodes.PURE:
                     self.row(item)
-                elif (family not in opcodes.EFFECTS and family not in opcodes.CONTROL) or family == "brx" or "cluster" in parts or any(p.startswith("shared::cluster") for p in parts):
+                elif family not in opcodes.EFFECTS and family not in opcodes.CONTROL:
+                    raise _unsupported(item)
+                elif family == "brx" or parts[:2] == ("barrier", "cluster") or "shared::cluster" in parts:
                     raise _unsupported(item)
                 if any(isinstance(o, Raw) and o.text != "_" for o in (*item.instruction.dst, *item.instruction.src)):
                     raise _unsupported(item)
@@ -744,7 +748,7 @@ class Lowering:
                 raise _unsupported(item)
             source, negated = self.register(last.name)[0], last.negated
             wanted = U32 if operation == "popc" else BOOL
-            target, convert = self.target(instruction.dst[0], wanted)
+            target, _ = self.target(instruction.dst[0], wanted)
             dtype = self.dtypes[item.context.prefix + instruction.dst[0].name]  # type: ignore[union-attr]
         elif "sync" not in parts and "arrive" not in parts:
             raise _unsupported(item)
@@ -824,8 +828,13 @@ class Lowering:
             raise _unsupported(item) from None
 
     def pure(self, item: _Item) -> None:
-        row = self.rows[item.instruction.opcode]
-        self.bind(row.apply, item.instruction.dst[0], row.output, list(zip(item.instruction.src, row.inputs, strict=True)))
+        instruction = item.instruction
+        row = self.rows[instruction.opcode]
+        sources = list(instruction.src)
+        if instruction.parts[0] in ("shl", "shr") and isinstance(sources[1], Immediate):
+            row = opcodes.shift_by_constant(instruction.parts)
+            sources[1] = Immediate(value=min(sources[1].value & 0xFFFFFFFF, 127))
+        self.bind(row.apply, instruction.dst[0], row.output, list(zip(sources, row.inputs, strict=True)))
 
     def bind(
         self, apply: Callable[..., Array], target: Operand, output: str, sources: list[tuple[Operand, str]]
@@ -963,7 +972,7 @@ class Lowering:
         table = instruction.src[3]
         if len(instruction.parts) != 2 or not isinstance(table, Immediate):
             raise UnknownForm
-        function = opcodes.num.lookup3(table.value & 0xFF)
+        function = num.lookup3(table.value & 0xFF)
         self.bind(function, instruction.dst[0], "u4", [(operand, "u4") for operand in instruction.src[:3]])
 
     def lower_carry(self, item: _Item, segment: Segment) -> None:
@@ -1013,8 +1022,13 @@ class Lowering:
         return "generic"
 
     _LOAD_WORDS = frozenset(
-        ["weak", "volatile", "relaxed", "acquire", "release", "cta", "gpu", "sys", "cluster", "global", "shared", "shared::cta", "local", "const", "param", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "v2", "v4", "L1::no_allocate", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L2::64B", "L2::128B", "L2::256B", "L2::cache_hint", "param::entry", "param::func", "mmio"]
-    )
+        {
+            "weak", "volatile", "relaxed", "acquire", "release", "cta", "gpu", "sys", "cluster", "global", "shared",
+            "shared::cta", "local", "const", "param", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "v2", "v4",
+            "L1::no_allocate", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
+            "L2::64B", "L2::128B", "L2::256B", "L2::cache_hint", "param::entry", "param::func", "mmio",
+        }
+    )  # fmt: skip
 
     def memory_words(self, item: _Item) -> tuple[str, int, str]:
         """(space, vector length, element type) of ld or st, all modifiers known."""
@@ -1044,7 +1058,8 @@ class Lowering:
         if token[0] == "p":
             raise UnknownForm
         piece = int(token[1:])
-        targets = list(instruction.dst[0].elements) if isinstance(instruction.dst[0], Vector) else [instruction.dst[0]]
+        first = instruction.dst[0]
+        targets: list[Operand | None] = list(first.elements) if isinstance(first, Vector) else [first]
         if len(targets) != lanes:
             raise UnknownForm
         address = instruction.src[0]
@@ -1056,7 +1071,7 @@ class Lowering:
         nbytes = piece * lanes
         self.record("load", space, base, offset, nbytes)
         if lanes == 1:
-            stored = self.stored_dtype(targets[0]) if targets[0] is not None else None  # type: ignore[arg-type]
+            stored = self.stored_dtype(targets[0]) if targets[0] is not None else None
             dtype = DTYPES[token.replace("w", "u")]
             if stored is not None and stored.itemsize == piece:
                 dtype = stored
@@ -1214,8 +1229,12 @@ class Lowering:
             self.steps.append(_bound(convert, to, None, [(slot, None)]))
 
     _ATOMIC_WORDS = frozenset(
-        ["relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "cluster", "global", "shared", "shared::cta", "noftz", "add", "min", "max", "and", "or", "xor", "inc", "dec", "exch", "cas", "L2::cache_hint"]
-    )
+        {
+            "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "cluster", "global", "shared",
+            "shared::cta", "noftz", "add", "min", "max", "and", "or", "xor", "inc", "dec", "exch", "cas",
+            "L2::cache_hint",
+        }
+    )  # fmt: skip
 
     def lower_atomic(self, item: _Item, segment: Segment) -> None:
         instruction = item.instruction

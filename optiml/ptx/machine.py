@@ -179,7 +179,11 @@ class Machine:
 
 
 def _check_call(
-    function: Function, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[bytes]
+    function: Function,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    args: Sequence[bytes],
 ) -> int:
     """Refuse a launch that a driver would refuse; the number of blocks."""
     for what, value, most in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
@@ -195,9 +199,9 @@ def _check_call(
         raise InvalidInput(f"{shared_bytes} bytes of shared memory")
     if len(args) != len(function.params):
         raise InvalidInput(f"{function.name} has {len(function.params)} parameters, {len(args)} were given")
-    for param, value in zip(function.params, args, strict=True):
-        if len(value) != param.bytes:
-            raise InvalidInput(f"parameter {param.name} has {param.bytes} bytes, {len(value)} were given")
+    for param, content in zip(function.params, args, strict=True):
+        if len(content) != param.bytes:
+            raise InvalidInput(f"parameter {param.name} has {param.bytes} bytes, {len(content)} were given")
     return grid[0] * grid[1] * grid[2]
 
 

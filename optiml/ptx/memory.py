@@ -186,8 +186,9 @@ def locate(
             address = int(wide[position])
             if space == "generic" and SHARED_WINDOW <= address >> WINDOW_BITS <= PARAM_WINDOW:
                 continue
-            problem = _before_first(group, address, nbytes, access) if address >> WINDOW_BITS not in group.memory else None
-            problem = problem or _global_problem(group, address, nbytes, access)
+            problem = _global_problem(group, address, nbytes, access)
+            if problem is not None and address >> WINDOW_BITS not in group.memory:
+                problem = _before_first(group, address, nbytes, access) or problem
             _raise_if(problem, group, position, line, access, nbytes, address)
     parts = []
     for number in numbers:
@@ -450,4 +451,5 @@ def peek(group: Group, position: int, address: int, nbytes: int, line: int | Non
     end = start + nbytes
     if address >> WINDOW_BITS == LOCAL_WINDOW:
         end = min(end, int(group.batch.local_start(one.lanes)[0]) + group.batch.local_bytes)
-    return views[CODE[U8]][start:end].tobytes()
+    found: bytes = views[CODE[U8]][start:end].tobytes()
+    return found

@@ -511,7 +511,7 @@ def remainder_truncating(a: Array, b: Array) -> Array:
     return np.where(zero, a, np.where(a < 0, np.negative(r), r))
 
 
-_WIDER = {I16: I32, U16: U32, I32: I64, U32: U64}
+_WIDER: dict[Any, np.dtype[Any]] = {I16: I32, U16: U32, I32: I64, U32: U64}
 
 
 def mul_wide(a: Array, b: Array) -> Array:
@@ -558,16 +558,6 @@ def mul24(a: Array, b: Array, *, high: bool) -> Array:
 def sad(a: Array, b: Array, c: Array) -> Array:
     """c + |a - b|."""
     return np.add(c, np.where(a < b, np.subtract(b, a), np.subtract(a, b)))
-
-
-def shift_left(a: Array, amount: Array) -> Array:
-    """Left shift; amounts at or above the width give 0."""
-    return np.left_shift(a, amount)
-
-
-def shift_right(a: Array, amount: Array) -> Array:
-    """Right shift, arithmetic if `a` is signed; amounts at or above the width leave only the fill."""
-    return np.right_shift(a, amount)
 
 
 def funnel_left(low: Array, high: Array, amount: Array, *, wrap: bool) -> Array:
@@ -642,7 +632,7 @@ def extract_field(a: Array, start: Array, length: Array) -> Array:
 def low_mask(count: Array, unsigned: np.dtype[Any]) -> Array:
     """`count` one bits from bit 0 up, with 0 <= count; at or above the width all ones."""
     bits = 8 * unsigned.itemsize
-    whole = np.array(np.iinfo(unsigned).max, unsigned)
+    whole: Array = np.array(int(np.iinfo(unsigned).max), unsigned)
     return np.where(count >= bits, whole, (np.array(1, unsigned) << np.minimum(count, bits).astype(unsigned)) - 1)
 
 
@@ -731,6 +721,10 @@ def to_integral(mode: str) -> Callable[[Array], Array]:
     return _INTEGRAL[mode]
 
 
+def _integer(value: int, dtype: np.dtype[Any]) -> Array:
+    return np.array(value, dtype)
+
+
 def float_to_int(mode: str, out: np.dtype[Any]) -> Callable[[Array], Array]:
     """Float to integer: rounded by `mode`, clamped to the range of `out`.
 
@@ -750,10 +744,10 @@ def float_to_int(mode: str, out: np.dtype[Any]) -> Callable[[Array], Array]:
             limit = float(info.max) + 1.0  # 2**63 or 2**64, exact
             high, low = wide >= limit, wide < float(info.min)
             r = np.where(nan | high | low, 0.0, wide).astype(out)
-            r = np.where(high, np.array(info.max, out), np.where(low, np.array(info.min, out), r))
+            r = np.where(high, _integer(info.max, out), np.where(low, _integer(info.min, out), r))
         if _count(nan):
             value = (top if out.kind == "u" else info.min) if top_bit_for_nan else 0
-            r = np.where(nan, np.array(value, out), r)
+            r = np.where(nan, _integer(value, out), r)
         return r
 
     return run

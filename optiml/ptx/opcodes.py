@@ -91,7 +91,8 @@ def _half(
             def operation(*operands: Any) -> Any:
                 return num.in_bf16(num.relu)(plain(*operands))
 
-        element, token = U16, "u2"
+        element: np.dtype[Any] = U16
+        token = "u2"
     else:
         operation = _modified(half, found)
         element, token = F16, "f2"
@@ -287,27 +288,26 @@ def _not(parts: tuple[str, ...]) -> Pure:
 
 
 def _shift(parts: tuple[str, ...]) -> Pure:
+    """shl and shr; amounts at or above the width leave only the fill, which is also numpy's rule."""
     _only(parts)
     kind = parts[-1]
-    token = "u" + TOKENS[kind][1:]
-    if parts[0] == "shr" and kind[0] == "s":
-        token = TOKENS[kind]
-    operation = num.shift_left if parts[0] == "shl" else num.shift_right
-    dtype = DTYPES[token]
-    size = dtype.itemsize
+    token = TOKENS[kind] if parts[0] == "shr" and kind[0] == "s" else "u" + TOKENS[kind][1:]
+    if parts[0] == "shl":
+        token = _integer(kind)
+    operation = np.left_shift if parts[0] == "shl" else np.right_shift
+    if token[1:] == "4":  # an amount of 2**31 or more turns negative as int32, and is out of range there too
+        return Pure(inputs=(token, token), output=token, apply=operation)
+    most = np.uint32(255)
+    return Pure(
+        inputs=(token, "u4"), output=token, apply=lambda a, n: operation(a, np.minimum(n, most).astype(a.dtype))
+    )
 
-    def run(a: Any, amount: Any) -> Any:
-        if size == 2:  # an amount of 65536 or more must not be cut to a small one
-            amount = np.minimum(amount, np.uint32(31))
-        return operation(a, amount.astype(dtype))
 
-    if size == 4:
-        unsigned = token[0] == "u"
-
-        def run(a: Any, amount: Any) -> Any:
-            return operation(a, amount if unsigned else np.minimum(amount, np.uint32(31)).astype(I32))
-
-    return Pure(inputs=("x" + token[1:] if parts[0] == "shl" and size == 8 else token, "u4"), output=token, apply=run)
+def shift_by_constant(parts: tuple[str, ...]) -> Pure:
+    """A shift whose amount is a literal: it is stored in the dtype of the value, so nothing is converted."""
+    row = _shift(parts)
+    operation = np.left_shift if parts[0] == "shl" else np.right_shift
+    return Pure(inputs=(row.inputs[0],) * 2, output=row.output, apply=operation)
 
 
 def _funnel(parts: tuple[str, ...]) -> Pure:

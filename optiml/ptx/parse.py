@@ -10,6 +10,7 @@ Source of the syntax: NVIDIA, Parallel Thread Execution ISA, version 9, chapters
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ TYPE_BYTES: Mapping[str, int] = MappingProxyType(
         "pred": 1, "e4m3x2": 2, "e5m2x2": 2, "e4m3": 1, "e5m2": 1,
     }
 )  # fmt: skip
+
+
+Contents = bytes  # the records below have fields of that name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +138,7 @@ class Variable:
     bytes: int
     align: int
     extern: bool = False
-    initial: bytes | None = None
+    initial: Contents | None = None
     references: tuple[tuple[int, str, int], ...] = ()
 
 
@@ -223,8 +227,12 @@ _SPACES = frozenset({"global", "const", "shared", "local", "param", "reg", "tex"
 _LINKAGE = frozenset({"visible", "extern", "weak", "common"})
 
 _NO_DESTINATION = frozenset(
-    ["st", "stu", "stmatrix", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "ret", "exit", "trap", "brkpt", "nanosleep", "prefetch", "prefetchu", "cp", "pmevent", "discard", "applypriority", "call", "wgmma", "griddepcontrol", "setmaxnreg", "mbarrier", "multimem", "tcgen05", "st_async", "sust", "clusterlaunchcontrol", "tensormap"]
-)
+    {
+        "st", "stu", "stmatrix", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "ret", "exit", "trap",
+        "brkpt", "nanosleep", "prefetch", "prefetchu", "cp", "pmevent", "discard", "applypriority", "call", "wgmma",
+        "griddepcontrol", "setmaxnreg", "mbarrier", "multimem", "tcgen05", "sust", "clusterlaunchcontrol", "tensormap",
+    }
+)  # fmt: skip
 
 
 def _has_destination(parts: tuple[str, ...]) -> bool:
@@ -451,7 +459,8 @@ class _Parser:
             count = 1
             for dim in re.findall(r"\[\s*(\w*)\s*\]", match["dims"]):
                 count *= parse_integer(dim) if dim else 0
-            initial, references = None, ()
+            initial: Contents | None = None
+            references: tuple[tuple[int, str, int], ...] = ()
             if match["init"] is not None:
                 initial, references = self.initialiser(match["init"], type_name, start)
                 if count == 0:
@@ -938,4 +947,4 @@ def _split_top(text: str) -> list[str]:
         elif character == "," and depth == 0:
             cuts.append(index)
     cuts.append(len(text))
-    return [text[a + 1 : b] for a, b in zip(cuts, cuts[1:], strict=False) if text[a + 1 : b].strip()]
+    return [text[a + 1 : b] for a, b in itertools.pairwise(cuts) if text[a + 1 : b].strip()]

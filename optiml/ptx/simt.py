@@ -491,7 +491,7 @@ class Batch:
         return False
 
     def arrive(self, group: Group, segment: Segment, call: BarrierCall, key: int) -> None:
-        """Count threads in at barrier `key >> 32` of their blocks, which expects `key & 0xFFFFFFFF` of them (0: all)."""
+        """Count threads in at barrier `key >> 32` of their blocks; it expects `key & 0xFFFFFFFF` of them, 0 for all."""
         number, count = key >> 32, key & 0xFFFFFFFF
         arrived = self.arrived.get(number)
         if arrived is None:

@@ -1,0 +1,166 @@
+"""Compiles the corpus with NVRTC and launches kernels on the interpreter, for the tests in this folder."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import nvidia
+from cuda.bindings import nvrtc
+
+from optiml.ptx import LaunchResult, Limits, Machine, Module, parse
+
+DATA = Path(__file__).parent / "data"
+INCLUDE = Path(next(iter(nvidia.__path__))) / "cu13" / "include"
+NO_LIMITS = Limits()
+
+# What the corpus needs of the C library headers; NVRTC has none.
+HEADERS = {
+    "float.h": "#define FLT_MAX 3.402823466e+38F\n",
+    "stdint.h": "#include <cuda/std/cstdint>\nusing cuda::std::uint32_t;\n",
+    "stdio.h": 'extern "C" __device__ int printf(const char*, ...);\n',
+    "assert.h": 'extern "C" __device__ void __assertfail(const char*, const char*, unsigned, const char*, size_t);\n'
+    "#define assert(x) ((x) ? (void)0 : __assertfail(#x, __FILE__, __LINE__, __func__, 1))\n",
+}
+
+
+def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -> str:
+    """PTX of CUDA source, with line information."""
+    _, program = nvrtc.nvrtcCreateProgram(
+        source.encode(), b"kernel.cu", len(HEADERS), [h.encode() for h in HEADERS.values()],
+        [name.encode() for name in HEADERS],
+    )  # fmt: skip
+    options = [
+        f"--gpu-architecture={arch}", "-lineinfo", "-default-device", f"-I{INCLUDE}", f"-I{INCLUDE / 'cccl'}",
+        "-DINFINITY=__int_as_float(0x7f800000)", *flags,
+    ]  # fmt: skip
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    if status:
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = bytes(size)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise AssertionError(log.decode())
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = bytes(size)
+    nvrtc.nvrtcGetPTX(program, text)
+    return text.rstrip(b"\0").decode()
+
+
+@functools.lru_cache(maxsize=8)
+def corpus_module(name: str, arch: str = "compute_80") -> Module:
+    """A parsed file of the corpus."""
+    return parse(compiled((DATA / f"{name}.cu").read_text(), arch))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Arrays as the kernel left them, in the order of the array arguments, and the launch result."""
+
+    arrays: list[np.ndarray[Any, Any]]
+    result: LaunchResult
+
+    @property
+    def counters(self) -> Any:
+        assert self.result.counters is not None
+        return self.result.counters
+
+
+SCALARS = {
+    "u8": "<u1", "s8": "<i1", "u16": "<u2", "s16": "<i2", "u32": "<u4", "s32": "<i4", "f32": "<f4",
+    "u64": "<u8", "s64": "<i8", "f64": "<f8", "b32": "<u4", "b64": "<u8",
+}  # fmt: skip
+
+
+def triple(size: int | tuple[int, ...]) -> tuple[int, int, int]:
+    x, y, z = (*((size,) if isinstance(size, int) else size), 1, 1)[:3]
+    return x, y, z
+
+
+def launch(
+    module: Module,
+    kernel: str,
+    grid: int | tuple[int, ...],
+    block: int | tuple[int, ...],
+    *args: Any,
+    shared_bytes: int = 0,
+    count: bool = False,
+    blocks: Sequence[int] | None = None,
+    limits: Limits = NO_LIMITS,
+) -> Launched:
+    """Launch once on a fresh machine; arrays become allocations, numbers scalars, bytes by-value structs.
+
+    A pair (array, index) of bytes and names is not needed: a callable argument gets the machine and returns bytes.
+    """
+    machine = Machine()
+    loaded = machine.load(module)
+    function = module.kernels[kernel]
+    encoded: list[bytes] = []
+    placed: list[tuple[int, np.ndarray[Any, Any]]] = []
+    for index, (value, param) in enumerate(zip(args, function.params, strict=True)):
+        if isinstance(value, np.ndarray):
+            address = machine.allocate(value.nbytes, name=f"arg{index}")
+            machine.memory(address)[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            placed.append((address, value))
+            encoded.append(address.to_bytes(8, "little"))
+        elif isinstance(value, bytes):
+            encoded.append(value)
+        elif callable(value):
+            encoded.append(value(machine, placed))
+        else:
+            dtype = np.dtype(SCALARS[param.type])
+            if dtype.kind in "ui":
+                encoded.append((int(value) & ((1 << 8 * dtype.itemsize) - 1)).to_bytes(dtype.itemsize, "little"))
+            else:
+                encoded.append(np.array(value, dtype).tobytes())
+    result = machine.launch(
+        loaded, kernel, grid=triple(grid), block=triple(block), shared_bytes=shared_bytes, args=encoded, count=count,
+        blocks=blocks, limits=limits,
+    )  # fmt: skip
+    arrays = [machine.memory(a).view(v.dtype).reshape(v.shape).copy() for a, v in placed]
+    return Launched(arrays, result)
+
+
+_PTX_TYPE = {"f4": ("f32", "f32"), "f8": ("f64", "f64"), "u4": ("b32", "u32"), "i4": ("b32", "u32"),
+             "u8": ("b64", "u64"), "i8": ("b64", "u64"), "u2": ("b16", "u16"), "i2": ("b16", "u16"),
+             "f2": ("b16", "u16"), "u1": ("b16", "u8"), "i1": ("b16", "s8")}  # fmt: skip
+
+
+def snippet(body: str, inputs: Sequence[np.ndarray[Any, Any]], output: Any, *, target: str = "sm_90") -> str:
+    """PTX of a kernel `k` that runs `body` once per element: reads %x0, %x1, ... and leaves the answer in %y.
+
+    `body` may also use the scratch registers %p<8>, %r<8>, %rd<8>, %f<8>, %fd<8> and %h<8>.
+    """
+    lines = [
+        ".version 8.5", f".target {target}", ".address_size 64", ".visible .entry k(",
+        ",\n".join(f".param .u64 p{i}" for i in range(len(inputs) + 1)), ")", "{",
+        ".reg .pred %p<8>; .reg .b32 %r<8>; .reg .b64 %rd<8>; .reg .f32 %f<8>; .reg .f64 %fd<8>; .reg .b16 %h<8>;",
+        ".reg .b64 %base<9>; .reg .b32 %tid; .reg .b32 %cta;", "mov.u32 %tid, %tid.x; mov.u32 %cta, %ctaid.x;",
+        ".reg .b32 %n; mov.u32 %n, %ntid.x; mad.lo.s32 %tid, %cta, %n, %tid;",
+    ]  # fmt: skip
+    for i, array in enumerate(inputs):
+        register, load = _PTX_TYPE[array.dtype.str[1:]]
+        lines += [
+            f".reg .{register} %x{i}; ld.param.u64 %base{i}, [p{i}];",
+            f"mad.wide.u32 %base{i}, %tid, {array.dtype.itemsize}, %base{i}; ld.global.{load} %x{i}, [%base{i}];",
+        ]
+    register, store = _PTX_TYPE[np.dtype(output).str[1:]]
+    last = len(inputs)
+    lines += [
+        f".reg .{register} %y;", body, f"ld.param.u64 %base{last}, [p{last}];",
+        f"mad.wide.u32 %base{last}, %tid, {np.dtype(output).itemsize}, %base{last};",
+        f"st.global.{store} [%base{last}], %y;", "ret;", "}",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def evaluate(body: str, *inputs: np.ndarray[Any, Any], output: Any, block: int = 0) -> np.ndarray[Any, Any]:
+    """Run `body` over the elements of the inputs (see `snippet`); one block, or blocks of `block` threads."""
+    count = len(inputs[0])
+    text = snippet(body, inputs, output)
+    threads = block or count
+    launched = launch(parse(text), "k", -(-count // threads), threads, *inputs, np.zeros(count, output))
+    return launched.arrays[-1]
