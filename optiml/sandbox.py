@@ -71,7 +71,7 @@ class Layers:
 
     landlock_abi: int = 0  # 0: this kernel has no Landlock
     files: bool = False  # only the policy's paths can be opened
-    network: bool = False  # no new socket, of any family
+    network: bool = False  # no new socket, but a local one where the GPU is allowed
     network_namespace: bool = False
     no_new_processes: bool = False  # fork, and for workers exec, fail
     process_limit: bool = False  # processes are allowed, and bounded
@@ -127,6 +127,7 @@ _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 2,
 _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 22, 24, 38, 47
 _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 _CAP_DAC_READ_SEARCH, _CAP_VERSION_3 = 2, 0x20080522
+_AF_UNIX = 1
 _CLONE_NEWNET, _CLONE_THREAD = 0x40000000, 0x00010000
 _CLONE_NAMESPACES = 0x7E020000  # every CLONE_NEW* flag of clone(2)
 
@@ -381,6 +382,7 @@ def _landlock_ruleset(kernel: _Kernel, policy: Policy, before_exec: bool, notes:
     rules += [(path, _FS_READ_FILE | _FS_WRITE_FILE) for path in _SINKS]
     if policy.gpu:
         rules += [(path, read) for path in _GPU_READABLE]
+        rules.append(("/proc/self", read | _FS_WRITE_FILE | _FS_TRUNCATE))  # the CUDA driver names its threads there
         rules += [(path, _FS_READ_FILE | _FS_WRITE_FILE | _FS_READ_DIR | _FS_IOCTL_DEV) for path in _gpu_nodes()]
     rules += [(path, read) for path in policy.readable]
     if policy.scratch is not None:
@@ -647,10 +649,10 @@ def _filter(machine: _Machine, policy: Policy, *, abi: int, before_exec: bool) -
                 _instruction(_RET, refuse),
                 _instruction(_RET, _RET_ALLOW),
             ]
-        elif name in _OWN_PID_ONLY or name in _ZERO_PID_ONLY:
+        elif (only := _only_first_argument(name, policy)) is not None:
             body = [
                 _instruction(_LOAD, first_argument),
-                _instruction(_JEQ, os.getpid() if name in _OWN_PID_ONLY else 0, 1, 0),
+                _instruction(_JEQ, only, 1, 0),
                 _instruction(_RET, refuse),
                 _instruction(_RET, _RET_ALLOW),
             ]
@@ -658,6 +660,17 @@ def _filter(machine: _Machine, policy: Policy, *, abi: int, before_exec: bool) -
             body = [_instruction(_RET, refuse)]
         program += [_instruction(_JEQ, call, 0, len(body)), *body]
     return [*program, _instruction(_RET, _RET_ALLOW)]
+
+
+def _only_first_argument(name: str, policy: Policy) -> int | None:
+    """The one first argument with which a call is let through, or None if it never is."""
+    if name in _OWN_PID_ONLY:
+        return os.getpid()
+    if name in _ZERO_PID_ONLY:
+        return 0
+    if name == "socket" and policy.gpu:  # the CUDA driver looks for an MPS server and gives up without one
+        return _AF_UNIX
+    return None
 
 
 def _granted(policy: Policy, *, abi: int, before_exec: bool) -> frozenset[str]:

@@ -317,6 +317,8 @@ def test_the_filter_refuses_every_call_it_lists_unless_the_policy_grants_it(name
         assert decide(program, machine, machine.calls[call], first=12345) == REFUSED, call
     networked = sandbox._filter(machine, Policy(network=True), abi=7, before_exec=False)
     assert decide(networked, machine, machine.calls["socket"]) == ALLOWED
+    with_gpu = sandbox._filter(machine, Policy(gpu=True), abi=7, before_exec=False)
+    assert [decide(with_gpu, machine, machine.calls["socket"], first=family) for family in (1, 2)] == [ALLOWED, REFUSED]
     without_landlock = sandbox._filter(machine, Policy(), abi=0, before_exec=False)
     assert decide(without_landlock, machine, machine.calls["truncate"]) == REFUSED
 
