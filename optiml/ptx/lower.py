@@ -387,12 +387,18 @@ class Lowering:
                 family = parts[0]
                 if family in opcodes.PURE:
                     self.row(item)
-                elif family not in opcodes.EFFECTS and family not in opcodes.CONTROL:
-                    raise _unsupported(item)
-                elif family == "brx" or parts[:2] == ("barrier", "cluster") or "shared::cluster" in parts:
+                elif not self.known_effect(parts):
                     raise _unsupported(item)
                 if any(isinstance(o, Raw) and o.text != "_" for o in (*item.instruction.dst, *item.instruction.src)):
                     raise _unsupported(item)
+
+    @staticmethod
+    def known_effect(parts: tuple[str, ...]) -> bool:
+        """Whether a family outside the pure table is one that the lowering builds."""
+        family = parts[0]
+        if family == "brx" or parts[:2] == ("barrier", "cluster") or "shared::cluster" in parts:
+            return False
+        return family in opcodes.EFFECTS or family in opcodes.CONTROL
 
     def row(self, item: _Item) -> Pure:
         opcode = item.instruction.opcode

@@ -35,7 +35,7 @@ FALL, JUMP, BRANCH, EXIT, BARRIER = range(5)
 
 # A loop that polls memory gives way after this many segments while other groups wait, any other loop much later;
 # the group that gets its turn then keeps it for HOLD segments.
-POLL_SLICE, POLL_SLICE_NEXT, LONG_SLICE, HOLD = 512, 64, 50_000, 256
+POLL_SLICE, POLL_SLICE_NEXT, LONG_SLICE, HOLD = 256, 16, 50_000, 256
 CHECK_EVERY = 1 << 14  # warp instructions between two looks at the clock
 POISON = 0x7FFFDEAD  # what a shuffle from a thread that is not there returns: a NaN, and no plausible integer
 
