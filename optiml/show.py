@@ -102,8 +102,12 @@ def _number(value: float | None) -> str:
 
 # --- one function per answer -----------------------------------------------------------------------------------------
 def show_checks(checks: Sequence[Check]) -> None:
-    """What this machine can do."""
-    _table(("", "", "", "to get it"), [(item.state, item.name, item.detail, item.fix) for item in checks])
+    """What this machine can do, and below each gap the command that fixes it."""
+    width = max(len(item.name) for item in checks)
+    for item in checks:
+        _line(item.state, f"{'':{7 - len(item.state)}}{item.name:<{width}}", item.detail)
+        if item.fix:
+            _line(f"{'':{11 + width}}to get it: {item.fix}")
 
 
 def show_problems(builtins: Sequence[Builtin]) -> None:

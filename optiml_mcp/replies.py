@@ -8,17 +8,45 @@ knows what is missing and where it is.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from optiml.codec import encode
+from optiml.records import Profile
 
 MAX_REPLY_BYTES = 8000  # the contract allows 8 KB; the rest is room for a client that re-formats the JSON
 # What a reader acts on: shortened only when nothing else is left to cut.
 PROTECTED = ("summary", "next_action", "warnings", "kernel_id", "run_id", "job_id", "status", "reason", "uri")
 MOST_CUTS_LISTED = 12
-_ROOM_FOR_CUTS = 1500  # bytes: twelve entries with their URIs
+SMALL_LIST_BYTES = 400  # lists inside nested records that are no larger stay whole
+# Shown unless metrics are asked for by name: time, bytes, pressure on each unit, access patterns, occupancy.
+KEY_METRICS = (
+    "gpu__time_duration.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "lts__t_sector_hit_rate.pct",
+    "l1tex__t_sector_hit_rate.pct",
+    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio",
+    "l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "smsp__inst_executed.sum",
+    "smsp__thread_inst_executed_per_inst_executed.ratio",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "launch__registers_per_thread",
+    "launch__waves_per_multiprocessor",
+)
 
 Path = tuple[str | int, ...]
 Edit = tuple[Path, Any]  # where, and what stands there instead
@@ -33,27 +61,48 @@ def fit(reply: Mapping[str, Any], *, uri: str | None, limit: int = MAX_REPLY_BYT
     """The reply itself where it fits, else a copy cut to `limit` bytes.
 
     Args:
-        reply: records and plain JSON values.
+        reply: records and plain JSON values; it may already carry notes under `cut`.
         uri: the resource that shows the whole of it; None where there is none.
         limit: bytes of the answer, as `size_of` counts them; at least 2000.
     """
-    cut: dict[str, Any] = encode(reply)
-    if size_of(cut) <= limit:
-        return cut
+    left: dict[str, Any] = encode(reply)
+    earlier = left.pop("cut", [])
     totals: dict[Path, tuple[int, str | None]] = {}
     for find in _STAGES:
-        while size_of(cut) > limit - _ROOM_FOR_CUTS and (edits := find(cut)):
+        while size_of(answer := _with_notes(left, earlier, totals)) > limit and (edits := find(left)):
             for path, new in edits:
-                old = _at(cut, path)
+                old = _at(left, path)
                 total = len(old) if isinstance(old, str | list | dict) else 1
-                totals.setdefault(path, (total, _kernel_uri(cut, path) or uri))
-                cut = _replaced(cut, path, new)
+                totals.setdefault(path, (total, _kernel_uri(left, path) or uri))
+                left = _replaced(left, path, new)
+    return answer
+
+
+def _with_notes(
+    left: dict[str, Any], earlier: list[Any], totals: Mapping[Path, tuple[int, str | None]]
+) -> dict[str, Any]:
+    """The reply with a note of each cut that is still to be seen (a list above it may have been cut since)."""
     notes = [
         {"path": ".".join(map(str, path)), "total": total, "uri": whole}
         for path, (total, whole) in totals.items()
-        if _exists(cut, path)  # a list above it may have been cut since
+        if _exists(left, path)
     ]
-    return {**cut, "cut": notes[:MOST_CUTS_LISTED]}
+    cut = [*earlier, *notes][:MOST_CUTS_LISTED]
+    return {**left, "cut": cut} if cut else left
+
+
+def brief_profile(profile: Profile) -> dict[str, Any]:
+    """A profile with the metrics a reader acts on; all of them, and each bench entry, are behind its URI.
+
+    A profile that holds few metrics holds those the caller asked for: they stay.
+    """
+    brief: dict[str, Any] = encode(dataclasses.replace(profile, bench=()))
+    del brief["bench"]
+    if len(profile.metrics) <= len(KEY_METRICS):
+        return brief
+    for name in ("metrics", "metric_source"):
+        brief[name] = {metric: brief[name][metric] for metric in KEY_METRICS if metric in brief[name]}
+    return {**brief, "cut": [{"path": "metrics", "total": len(profile.metrics), "uri": profile.report_uri}]}
 
 
 # --- stages: each returns the edits of one pass, or nothing when it can do no more -----------------------------------
@@ -86,7 +135,8 @@ def _largest_list(*, nested: bool) -> Callable[[dict[str, Any]], list[Edit]]:
             (path, node)
             for path, node in _unprotected(reply)
             if isinstance(node, list) and len(node) > 1
-            if not nested or (len(path) > 1 and not {"kernel", "problem"} & set(path))
+            if not nested
+            or (len(path) > 1 and not {"kernel", "problem"} & set(path) and size_of(node) > SMALL_LIST_BYTES)
         ]
         path, node = max(lists, key=lambda item: size_of(item[1]), default=((), []))
         return [(path, node[: len(node) // 2])] if lists else []

@@ -42,7 +42,7 @@ from optiml_mcp.arguments import (
 )
 from optiml_mcp.jobs import Job, Jobs
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
-from optiml_mcp.replies import fit
+from optiml_mcp.replies import brief_profile, fit
 from optiml_mcp.resources import add_completion, add_prompts, add_resources, is_run_id
 from optiml_mcp.runs import Run, Runs
 
@@ -365,7 +365,7 @@ async def _answer(app: App, tool: str, args: Any, work: Callable[[], Any], ctx: 
     record = job.future.result()
     for verdict in _verdicts_in(record):
         app.remember(verdict)
-    return fit(encode(record), uri=_uri_of(record))
+    return fit(brief_profile(record) if isinstance(record, Profile) else encode(record), uri=_uri_of(record))
 
 
 def _pending(job: Job) -> dict[str, Any]:

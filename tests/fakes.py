@@ -519,14 +519,14 @@ class FakeWorkbench:
             FakeCheck(name="gpu", state="missing", detail="no CUDA driver", fix="pip install 'optiml[gpu]'"),
         )
 
-    def known_kernel(self, identifier: str) -> Kernel:
-        if identifier not in self.kernels:
-            raise InvalidInput(f"there is no kernel {identifier}", code="unknown_kernel")
-        return self.kernels[identifier]
+    def known_kernel(self, identity: str) -> Kernel:
+        if identity not in self.kernels:
+            raise InvalidInput(f"there is no kernel {identity}", code="unknown_kernel")
+        return self.kernels[identity]
 
-    def ptx(self, identifier: str) -> str:
-        return f"// {identifier}\n.version 8.0\n" + write_kernel_text(self.known_kernel(identifier))
+    def ptx(self, identity: str) -> str:
+        return f"// {identity}\n.version 8.0\n" + write_kernel_text(self.known_kernel(identity))
 
-    def last_profile(self, identifier: str) -> Profile | None:
-        self.known_kernel(identifier)
-        return self.profiles.get(identifier)
+    def last_profile(self, identity: str) -> Profile | None:
+        self.known_kernel(identity)
+        return self.profiles.get(identity)

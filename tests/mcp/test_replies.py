@@ -1,12 +1,15 @@
 """Replies over MCP stay under 8 KB and say what they left out."""
 
+import dataclasses
 import json
 from typing import Any
 
+from fakes import RELU, FakeWorkbench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optiml_mcp.replies import MAX_REPLY_BYTES, fit, size_of
+from optiml.measure.metrics import METRICS
+from optiml_mcp.replies import KEY_METRICS, MAX_REPLY_BYTES, brief_profile, fit, size_of
 
 URI = "optiml://runs/r-1"
 
@@ -55,6 +58,37 @@ def test_a_long_log_is_shortened_and_the_rest_stays() -> None:
     assert cut["build"]["arch"] == "sm_80"
     assert cut["build"]["log"].endswith("…")
     assert cut["cut"][0]["path"] == "build.log"
+
+
+def test_small_lists_inside_nested_records_stay_whole() -> None:
+    best = {"verdict": {"levels": ["L0", "L1"], "cases": [{"axes": {"n": n}} for n in range(2000)]}}
+    cut = fit(reply(best=best), uri=URI)
+    assert cut["best"]["verdict"]["levels"] == ["L0", "L1"]
+
+
+def test_a_profile_shows_the_key_metrics_and_where_the_others_are() -> None:
+    bench = FakeWorkbench()
+    problem = bench.problem("relu")
+    metrics = {name: 1.0 for name in KEY_METRICS} | {f"other{n}": 2.0 for n in range(40)}
+    profile = dataclasses.replace(
+        bench.profile_of(bench.kernel(RELU, problem), problem),
+        metrics=metrics,
+        metric_source=dict.fromkeys(metrics, "counted"),
+    )
+    brief = brief_profile(profile)
+    assert tuple(brief["metrics"]) == tuple(brief["metric_source"]) == KEY_METRICS
+    assert brief["cut"] == [{"path": "metrics", "total": len(metrics), "uri": profile.report_uri}]
+    assert fit(brief, uri=None)["cut"] == brief["cut"]
+
+
+def test_metrics_that_were_asked_for_are_all_shown() -> None:
+    bench = FakeWorkbench()
+    profile = bench.profile(RELU, "relu")
+    assert set(brief_profile(profile)["metrics"]) == set(profile.metrics)
+
+
+def test_every_key_metric_is_one_that_is_measured() -> None:
+    assert set(KEY_METRICS) <= set(METRICS)
 
 
 def test_cuts_inside_entries_that_are_gone_are_not_listed() -> None:
