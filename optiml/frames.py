@@ -11,6 +11,7 @@ allocated, and nothing is ever unpickled.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import mmap
 import socket
@@ -20,7 +21,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from optiml.errors import ToolFailed
+from optiml import errors
+from optiml.errors import OptimlError, ToolFailed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -166,3 +168,65 @@ def _remaining(deadline: float | None) -> float | None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a finite number")
+
+
+# --- errors that cross a channel ---------------------------------------------------------------------------------
+
+
+_PLAIN_ERRORS = {
+    kind.__name__: kind
+    for kind in (
+        errors.NotAccepted,
+        errors.ToolFailed,
+        errors.Busy,
+        errors.PtxSyntaxError,
+        errors.WorkerDied,
+        errors.WorkerTimeout,
+        errors.OptimlError,
+    )
+}
+_CODED_ERRORS = {kind.__name__: kind for kind in (errors.InvalidInput, errors.SetupError, errors.ModelFailed)}
+
+
+def encode_error(error: OptimlError) -> dict[str, Any]:
+    """The nearest class of `errors` with what it carries; a subclass from elsewhere crosses as its base."""
+    if isinstance(error, errors.KernelFault):
+        return {"kind": "KernelFault", "fault": dataclasses.asdict(error.fault)}
+    if isinstance(error, errors.Unsupported):
+        return {"kind": "Unsupported", "feature": error.feature, "line": error.line}
+    names = (kind.__name__ for kind in type(error).__mro__)
+    kind = next(name for name in names if name in _PLAIN_ERRORS or name in _CODED_ERRORS)
+    return {"kind": kind, "message": str(error), "code": error.code}
+
+
+def decode_error(record: Any) -> OptimlError:
+    """The inverse of `encode_error`.
+
+    Raises:
+        FrameError: a record that no honest child sends.
+    """
+    try:
+        kind = record["kind"]
+        if kind == "KernelFault":
+            return errors.KernelFault(_decode_fault(record["fault"]))
+        if kind == "Unsupported":
+            line = record["line"]
+            return errors.Unsupported(str(record["feature"]), line=None if line is None else int(line))
+        if kind in _CODED_ERRORS:
+            return _CODED_ERRORS[kind](str(record["message"]), code=str(record["code"]))
+        return _PLAIN_ERRORS[kind](str(record["message"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FrameError("an error record is malformed") from error
+
+
+def _decode_fault(record: dict[str, Any]) -> errors.Fault:
+    other = record["other"]
+    if other is not None:
+        other = errors.OtherParty(block=_triple(other["block"]), thread=_triple(other["thread"]), line=other["line"])
+    where = {name: None if record[name] is None else _triple(record[name]) for name in ("block", "thread")}
+    return errors.Fault(**{**record, **where, "other": other})
+
+
+def _triple(values: Sequence[Any]) -> tuple[int, int, int]:
+    x, y, z = values
+    return int(x), int(y), int(z)

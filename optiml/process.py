@@ -12,7 +12,6 @@ which the kernel does only for our direct children.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import queue
@@ -24,7 +23,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -35,13 +33,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from optiml import errors, sandbox
+from optiml import sandbox
 from optiml.errors import OptimlError, SetupError, ToolFailed, WorkerDied, WorkerTimeout
-from optiml.frames import FRAME_LIMIT_BYTES, Channel, FrameError, Unsendable
+from optiml.frames import FRAME_LIMIT_BYTES, Channel, FrameError, Unsendable, decode_error, encode_error
 from optiml.sandbox import Layers, Policy
-
-if sys.platform != "win32":
-    import fcntl
+from optiml.scratch import ScratchFolders, remove_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -161,7 +157,7 @@ class Worker:
                 reply, answer = child.channel.receive(deadline=deadline)
                 if reply.pop("ticket", None) != ticket:
                     raise FrameError("an answer does not belong to this call")
-                error = _decode_error(reply["error"]) if "error" in reply else None
+                error = decode_error(reply["error"]) if "error" in reply else None
                 answer_header = reply.get("header")
                 if error is None and not isinstance(answer_header, dict):
                     raise FrameError("an answer has no header")
@@ -444,6 +440,8 @@ class _Ending:
         return f"ended with exit code {self.exit_code}"
 
     def died(self, message: str, *, cancelled: bool = False) -> WorkerDied:
+        if self.stderr_tail and not cancelled:
+            _LOG.info("%s; its last output:\n%s", message, self.stderr_tail)
         return WorkerDied(
             message,
             exit_code=self.exit_code,
@@ -497,6 +495,7 @@ class _Child:
         self._scratch = scratch  # to remove at the end
         self._owner = os.getpid()
         self._lock = threading.Lock()
+        self._killed = False
         self._reaped = False
 
     @property
@@ -505,6 +504,8 @@ class _Child:
 
     def has_spoken_or_ended(self) -> bool:
         """True if the child is of no more use: between calls it has nothing to say."""
+        if self._killed:  # it may take a moment to fall
+            return True
         waiting = select.poll()
         waiting.register(self.channel.fileno(), select.POLLIN)
         return bool(waiting.poll(0))
@@ -512,6 +513,7 @@ class _Child:
     def kill(self) -> None:
         """Kill the whole process group. Until it is reaped nobody else can have its number."""
         with self._lock:
+            self._killed = True
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.popen.pid, signal.SIGKILL)
@@ -541,7 +543,7 @@ class _Child:
             self.status_fd = None
         tail = "" if self._tail is None else self._tail.text()
         if self._scratch is not None:
-            _remove_folder(self._scratch)
+            remove_folder(self._scratch)
             self._scratch = None
         if status is None:
             return _Ending(stderr_tail=tail)
@@ -602,7 +604,7 @@ def _start_child(
 ) -> _Child:
     own_scratch = None
     if policy.scratch is None:
-        own_scratch = _scratch.new_folder()
+        own_scratch = _scratch_folders.new()
         policy = replace(policy, scratch=own_scratch)
     assert policy.scratch is not None
     ours, theirs = socket.socketpair()
@@ -626,7 +628,7 @@ def _start_child(
         if status_reading is not None:
             os.close(status_reading)
         if own_scratch is not None:
-            _remove_folder(own_scratch)
+            remove_folder(own_scratch)
         raise SetupError(f"no child process can be started: {error.strerror}", code="no_sandbox") from error
     finally:
         theirs.close()
@@ -676,97 +678,7 @@ class _Spawner:
 
 
 _spawner = _Spawner()
-
-
-class _Scratch:
-    """The folder that holds the scratch folders of our children.
-
-    A lock on it lives as long as this process; a folder whose lock is free was left by a dead one.
-    """
-
-    _PREFIX = "optiml-scratch-"
-    _LOCK_NAME = "lock"
-    _YOUNG_S = 600.0  # a folder this fresh may be about to get its lock
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-        self._folder = ""
-
-    def new_folder(self) -> str:
-        """A fresh private folder.
-
-        Raises:
-            SetupError: no temporary folder can be written.
-        """
-        try:
-            with self._lock:
-                if self._owner != os.getpid() or not os.path.isdir(self._folder):
-                    self._open()
-            return tempfile.mkdtemp(dir=self._folder)
-        except OSError as error:
-            raise SetupError(
-                f"no temporary folder can be written ({error.strerror}): set TMPDIR to one", code="no_sandbox"
-            ) from error
-
-    def _open(self) -> None:
-        self._sweep()
-        self._folder = tempfile.mkdtemp(prefix=self._PREFIX)
-        os.chmod(self._folder, 0o711)  # children of another uid pass through to their own
-        if sys.platform != "win32":
-            descriptor = os.open(os.path.join(self._folder, self._LOCK_NAME), os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # open, and so locked, until this process ends
-        self._owner = os.getpid()
-        weakref.finalize(self, _remove_own_folder, self._folder, self._owner)
-
-    def _sweep(self) -> None:
-        if sys.platform == "win32":
-            return
-        for entry in os.scandir(tempfile.gettempdir()):
-            if not entry.name.startswith(self._PREFIX):
-                continue
-            try:
-                about = entry.stat(follow_symlinks=False)
-                if not entry.is_dir(follow_symlinks=False) or about.st_uid != os.geteuid():
-                    continue
-                if self._is_abandoned(entry.path, about.st_mtime):
-                    _remove_folder(entry.path)
-            except OSError:
-                continue  # someone else sweeps too
-
-    def _is_abandoned(self, folder: str, modified_s: float) -> bool:
-        try:
-            descriptor = os.open(os.path.join(folder, self._LOCK_NAME), os.O_RDWR | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return time.time() - modified_s > self._YOUNG_S
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
-
-
-_scratch = _Scratch()
-
-
-def _remove_own_folder(folder: str, owner: int) -> None:
-    if os.getpid() == owner:
-        _remove_folder(folder)
-
-
-def _remove_folder(folder: str) -> None:
-    """Remove a folder that may hold anything; what cannot be removed is left for the next sweep."""
-
-    def unlock_and_retry(retry: Callable[[str], object], path: str, _: object) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
-            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
-
-    shutil.rmtree(folder, onerror=unlock_and_retry)
+_scratch_folders = ScratchFolders()
 
 
 def _environment(scratch: str, extra: Mapping[str, str]) -> dict[str, str]:
@@ -790,11 +702,18 @@ def _interpreter_environment() -> dict[str, str]:
 
 
 def _import_root() -> str:
-    return str(Path(errors.__file__).resolve().parent.parent)
+    return str(Path(sandbox.__file__).resolve().parent.parent)
 
 
 def _package_folders() -> list[str]:
     return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+
+
+def _decode_layers(message: dict[str, Any]) -> Layers:
+    try:
+        return Layers.from_json(message["layers"])
+    except (KeyError, TypeError) as error:
+        raise FrameError("a child did not say which layers hold") from error
 
 
 # --- the child -------------------------------------------------------------------------------------------------
@@ -877,7 +796,7 @@ def serve(handler: Handler) -> None:
             channel.send({**ticket, "header": header}, answer)
             del header, answer
         except OptimlError as error:
-            channel.send({**ticket, "error": _encode_error(error)})
+            channel.send({**ticket, "error": encode_error(error)})
         del message, blobs  # not kept while waiting
 
 
@@ -912,72 +831,3 @@ def _become_program(channel: Channel, policy: Policy, argv: list[str], environme
     except (OSError, ValueError) as error:
         channel.send({"failed": getattr(error, "strerror", None) or "an argument holds a NUL byte"})
     os._exit(127)
-
-
-# --- both: what crosses the channel ----------------------------------------------------------------------------
-
-
-_PLAIN_ERRORS = {
-    kind.__name__: kind
-    for kind in (
-        errors.NotAccepted,
-        errors.ToolFailed,
-        errors.Busy,
-        errors.PtxSyntaxError,
-        errors.WorkerDied,
-        errors.WorkerTimeout,
-        errors.OptimlError,
-    )
-}
-_CODED_ERRORS = {kind.__name__: kind for kind in (errors.InvalidInput, errors.SetupError, errors.ModelFailed)}
-
-
-def _encode_error(error: OptimlError) -> dict[str, Any]:
-    """The nearest class of `errors` with what it carries; a subclass from elsewhere crosses as its base."""
-    if isinstance(error, errors.KernelFault):
-        return {"kind": "KernelFault", "fault": dataclasses.asdict(error.fault)}
-    if isinstance(error, errors.Unsupported):
-        return {"kind": "Unsupported", "feature": error.feature, "line": error.line}
-    names = (kind.__name__ for kind in type(error).__mro__)
-    kind = next(name for name in names if name in _PLAIN_ERRORS or name in _CODED_ERRORS)
-    return {"kind": kind, "message": str(error), "code": error.code}
-
-
-def _decode_error(record: Any) -> OptimlError:
-    """The inverse of `_encode_error`.
-
-    Raises:
-        FrameError: a record that no honest child sends.
-    """
-    try:
-        kind = record["kind"]
-        if kind == "KernelFault":
-            return errors.KernelFault(_decode_fault(record["fault"]))
-        if kind == "Unsupported":
-            line = record["line"]
-            return errors.Unsupported(str(record["feature"]), line=None if line is None else int(line))
-        if kind in _CODED_ERRORS:
-            return _CODED_ERRORS[kind](str(record["message"]), code=str(record["code"]))
-        return _PLAIN_ERRORS[kind](str(record["message"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise FrameError("an error record is malformed") from error
-
-
-def _decode_fault(record: dict[str, Any]) -> errors.Fault:
-    other = record["other"]
-    if other is not None:
-        other = errors.OtherParty(block=_triple(other["block"]), thread=_triple(other["thread"]), line=other["line"])
-    where = {name: None if record[name] is None else _triple(record[name]) for name in ("block", "thread")}
-    return errors.Fault(**{**record, **where, "other": other})
-
-
-def _triple(values: Sequence[Any]) -> tuple[int, int, int]:
-    x, y, z = values
-    return int(x), int(y), int(z)
-
-
-def _decode_layers(message: dict[str, Any]) -> Layers:
-    try:
-        return Layers.from_json(message["layers"])
-    except (KeyError, TypeError) as error:
-        raise FrameError("a child did not say which layers hold") from error

@@ -17,6 +17,7 @@ import pytest
 from optiml import errors, process
 from optiml.process import Worker, run
 from optiml.sandbox import Policy
+from optiml.scratch import ScratchFolders, remove_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are sandboxed on Linux only")
 
@@ -233,6 +234,24 @@ def test_cancelling_when_no_call_runs_leaves_the_child_warm(worker: Worker) -> N
     assert worker.pid == before
 
 
+def test_a_cancel_that_comes_as_the_answer_does_spares_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_worker() as worker:
+        worker.call({"do": "echo"}, timeout_s=SOON_S)
+        first = worker.pid
+        assert worker._child is not None
+        receive = worker._child.channel.receive
+
+        def receive_then_cancel(**options: float) -> object:
+            answer = receive(**options)
+            assert worker.cancel()
+            return answer
+
+        monkeypatch.setattr(worker._child.channel, "receive", receive_then_cancel)
+        assert worker.call({"do": "echo", "n": 1}, timeout_s=SOON_S)[0]["n"] == 1
+        assert worker.call({"do": "echo", "n": 2}, timeout_s=SOON_S)[0]["n"] == 2
+        assert worker.pid != first
+
+
 def test_a_child_killed_from_outside_between_calls_is_replaced() -> None:
     with new_worker() as worker:
         first = worker.call({"do": "facts"}, timeout_s=SOON_S)[0]["pid"]
@@ -303,7 +322,7 @@ def test_kill_minus_nine_of_the_parent_leaves_neither_child_nor_grandchild(tmp_p
         shell, sleeper = map(int, (scratch / "told").read_text().split())
         parent.kill()
     assert [ends(pid) for pid in (worker, shell, sleeper)] == [True, True, True]
-    process._remove_folder(str(scratch))
+    remove_folder(str(scratch))
 
 
 def test_a_scratch_folder_of_a_dead_parent_is_swept_and_that_of_a_living_one_is_not(
@@ -317,7 +336,7 @@ def test_a_scratch_folder_of_a_dead_parent_is_swept_and_that_of_a_living_one_is_
     (dead / "left over").mkdir(mode=0)
     with (living / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        process._Scratch().new_folder()
+        ScratchFolders().new()
     assert not dead.exists()
     assert living.exists()
     assert fresh.exists()
@@ -377,7 +396,7 @@ def test_a_program_that_is_stopped_takes_its_whole_group_along(how: str) -> None
         with pytest.raises(errors.WorkerTimeout if how == "timeout" else errors.WorkerDied):
             pending.result()
     assert [ends(pid) for pid in pids] == [True, True]
-    process._remove_folder(str(folder))
+    remove_folder(str(folder))
 
 
 def test_a_program_cannot_leave_its_process_group() -> None:
@@ -421,7 +440,7 @@ def test_the_working_folder_of_a_program_is_its_scratch_folder_and_what_it_wrote
     finished = run(["sh", "-c", "pwd; echo made > output"], policy=Policy(scratch=folder), timeout_s=SOON_S)
     assert finished.stdout.decode().strip() == folder
     assert Path(folder, "output").read_text() == "made\n"
-    process._remove_folder(folder)
+    remove_folder(folder)
 
 
 def test_a_program_that_does_not_exist_is_a_failed_tool() -> None:
