@@ -61,7 +61,8 @@ class Device(Protocol):
         module-scope variables of the kernel keep their values, as on a GPU.
 
         Args:
-            contents: for each run, every array of the plan in storage dtype and shape.
+            contents: for each run, every array of the plan in storage dtype; one that is shorter than planned is
+                repeated to fill its place.
             timeout_s: for the whole call.
             count: fill `LaunchReport.counters` for the last run.
             sample_blocks: carry out only about this many blocks of each launch (then outputs mean nothing).

@@ -36,7 +36,7 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     for run in range(header["runs"]):
         for position, item in enumerate(arrays):
             blob = blobs[run * len(arrays) + position]
-            machine.memory(addresses[item["name"]])[:] = np.frombuffer(blob, dtype=np.uint8)
+            _fill(machine.memory(addresses[item["name"]]), np.frombuffer(blob, dtype=np.uint8))
         last = run == header["runs"] - 1
         reports = []
         for launch in header["launches"]:
@@ -58,6 +58,16 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
         if header["outputs"]:
             answers += [machine.memory(addresses[item["name"]]).copy() for item in arrays]
     return {"launches": reports}, answers
+
+
+def _fill(memory: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> None:
+    """Copy `content`, again and again where it is shorter than the memory; zeros are there already."""
+    if content.size >= memory.size:
+        memory[:] = content[: memory.size]
+    elif content.any():
+        whole = memory.size // content.size * content.size
+        memory[:whole].reshape(-1, content.size)[:] = content
+        memory[whole:] = content[: memory.size - whole]
 
 
 def _argument(arg: Header, addresses: dict[str, int]) -> bytes:

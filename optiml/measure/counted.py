@@ -48,7 +48,7 @@ from optiml.reward import SPILL_CONDITION
 
 INPUT_SEED = 20260201  # fixed: a profile of the same kernel is the same profile
 DRAWN_ELEMENTS = 1 << 20  # then repeated; contents hardly matter to counts
-SAMPLED_THREADS = 4096  # threads that run at once cost about as much as one warp would
+SAMPLED_THREADS = 1024  # of each launch: what a warp touches is logged, and uncoalesced warps touch much
 MOST_SAMPLED_BLOCKS, LEAST_SAMPLED_BLOCKS = 16, 2
 
 
@@ -205,7 +205,7 @@ def _shape(build: Build, plan: Plan, index: int) -> LaunchShape:
 def _contents(problem: Problem, workload: Workload, plan: Plan) -> dict[str, Array]:
     drawn = draw(problem, workload, seed=INPUT_SEED, tile=DRAWN_ELEMENTS)
     return {
-        name: drawn[name] if name in drawn else np.zeros(array.shape, dtype=storage_dtype(array.dtype))
+        name: drawn[name] if name in drawn else np.zeros(1, dtype=storage_dtype(array.dtype))
         for name, array in plan.arrays.items()
     }
 

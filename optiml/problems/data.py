@@ -66,11 +66,12 @@ def array_shape(tensor_shape: Sequence[Size], names: Mapping[str, Scalar]) -> tu
 # --- dtypes ----------------------------------------------------------------------------------------------------------
 def to_float64(array: Array, dtype: str) -> Array:
     """Storage to float64, exactly."""
-    if dtype == "bfloat16":
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     if dtype.startswith("float8"):
         return _float8_values(dtype)[array]
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaNs, as in a poison
+        if dtype == "bfloat16":
+            return (array.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        return array.astype(np.float64)
 
 
 def from_float64(values: Array, dtype: str) -> Array:
@@ -137,8 +138,8 @@ def draw(problem: Problem, workload: Workload, *, seed: int, tile: int | None = 
 
     Args:
         seed: each array gets its own stream, keyed by this seed and its name.
-        tile: at most this many elements of a floating array are drawn and then repeated; for profiling, where
-            contents hardly matter and 2**24 draws would dominate.
+        tile: draw at most this many elements of a floating array and return them flat, for the device to repeat
+            (`Device.run`): where contents hardly matter and 2**24 draws would dominate.
 
     Raises:
         InvalidInput: literal values whose count is not that of the array, or an unreadable file.
@@ -184,7 +185,7 @@ def _draw_array(
     stored = (
         from_float64(values, tensor.dtype) if is_float(tensor.dtype) else values.astype(storage_dtype(tensor.dtype))
     )
-    return np.resize(stored, shape) if drawn < count else stored.reshape(shape)
+    return stored if drawn < count else stored.reshape(shape)
 
 
 def _draw_values(
