@@ -40,12 +40,14 @@ class SpaceCounters:
         sectors: distinct 32-byte sectors, summed over requests.
         bytes: bytes asked for by active threads.
         ideal_sectors: sectors if the distinct bytes of each request lay together.
+        lines: distinct 128-byte lines, summed over requests: what L1 looks up.
     """
 
     requests: int = 0
     sectors: int = 0
     bytes: int = 0
     ideal_sectors: int = 0
+    lines: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +285,7 @@ class Recorder:
     def space(self, name: str) -> list[int]:
         found = self.spaces.get(name)
         if found is None:
-            found = self.spaces[name] = [0, 0, 0, 0]
+            found = self.spaces[name] = [0, 0, 0, 0, 0]
         return found
 
     def rows_of(self, addresses: Array, group: Group) -> Array:
@@ -309,14 +311,16 @@ class Recorder:
         if len(addresses) == 1:
             sectors = np.full(warps, int(addresses[0]) >> 5, np.int64)
             owners = group.rows
-            ideal = warps
+            ideal = lines = warps
         else:
             rows = self.rows_of(addresses, group)
             base = rows[:, 0] & ~np.int64(31)
             relative = rows - base[:, None]
             if warps == 1 or not np.count_nonzero(relative[1:] != relative[0]):
                 offsets, per_warp = self.sector_pattern(relative[0], nbytes)
-                sectors = ((base >> 5)[:, None] + offsets).reshape(-1)
+                places = (base >> 5)[:, None] + offsets
+                lines = warps + int(np.count_nonzero(np.diff(places >> 2, axis=1)))
+                sectors = places.reshape(-1)
                 owners = np.repeat(group.rows, len(offsets)) if len(offsets) > 1 else group.rows
                 ideal = warps * per_warp
             else:
@@ -326,6 +330,7 @@ class Recorder:
                 ideal = int((-(-fresh.sum(axis=1) * nbytes // SECTOR_BYTES)).sum())
                 pieces = ordered >> 5
                 np.not_equal(pieces[:, 1:], pieces[:, :-1], out=fresh[:, 1:])
+                lines = warps + int(np.count_nonzero(np.diff(pieces >> 2, axis=1)))
                 sectors = pieces[fresh]
                 owners = np.repeat(group.rows, fresh.sum(axis=1))
         count = len(sectors)
@@ -334,6 +339,7 @@ class Recorder:
         totals[1] += count
         totals[2] += group.n * nbytes
         totals[3] += ideal
+        totals[4] += lines
         if line is not None:
             at = self.line(line)
             if kind == "load":
@@ -479,11 +485,14 @@ class Recorder:
         fresh = ordered >= 0
         fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
         sectors = int(np.count_nonzero(fresh))
+        apart = np.ones(ordered.shape, bool)
+        apart[:, 1:] = np.diff(ordered >> 2, axis=1) != 0
         totals = self.space("local_" + ("load" if kind == "load" else "store"))
         totals[0] += warps
         totals[1] += sectors
         totals[2] += group.n * nbytes
         totals[3] += int((-(-group.present().sum(axis=1) * nbytes // SECTOR_BYTES)).sum())
+        totals[4] += int(np.count_nonzero(fresh & apart))
         if line is not None:
             at = self.line(line)
             if kind == "load":
@@ -528,11 +537,11 @@ class Recorder:
             )
 
         def space(name: str) -> SpaceCounters:
-            requests, sectors, nbytes, ideal = self.spaces.get(name, (0, 0, 0, 0))
-            return SpaceCounters(requests=requests, sectors=sectors, bytes=nbytes, ideal_sectors=ideal)
+            requests, sectors, nbytes, ideal, lines = self.spaces.get(name, (0, 0, 0, 0, 0))
+            return SpaceCounters(requests=requests, sectors=sectors, bytes=nbytes, ideal_sectors=ideal, lines=lines)
 
         def shared(name: str) -> SharedCounters:
-            requests, wavefronts, ideal, _ = self.spaces.get(name, (0, 0, 0, 0))
+            requests, wavefronts, ideal, _, _ = self.spaces.get(name, (0, 0, 0, 0, 0))
             return SharedCounters(requests=requests, wavefronts=wavefronts, ideal_wavefronts=ideal)
 
         return Counters(
