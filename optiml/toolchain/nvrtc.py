@@ -121,7 +121,9 @@ class Compiler:
             return CompileFailure(
                 reason="resource_limit", detail=f"the compiler was stopped after {self._timeout_s:g} s"
             )
-        except WorkerDied:
+        except WorkerDied as error:
+            if error.cancelled:  # we are closing: the source is not to blame
+                raise
             return CompileFailure(
                 reason="resource_limit", detail="the compiler ended without an answer: out of memory, or it crashed"
             )

@@ -71,6 +71,8 @@ class References:
                 f"the reference of {problem.name} did not end within {self._timeout_s:g} s at {dict(workload.axes)}"
             ) from error
         except WorkerDied as error:
+            if error.cancelled:  # we are closing: the reference is not to blame
+                raise
             raise InvalidInput(f"the reference of {problem.name} ended its process at {dict(workload.axes)}") from error
         if "error" in reply:
             raise InvalidInput(f"the reference of {problem.name} failed at {dict(workload.axes)}: {reply['error']}")
