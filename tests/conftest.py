@@ -15,5 +15,7 @@ from optiml.workbench import Workbench
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
     """A real workbench with an empty store and no GPU."""
     home = tmp_path_factory.mktemp("home")
-    with Workbench(read_settings(environment={}, home=str(home), roots=(Path("/"),), device="emulator:a100")) as made:
+    with Workbench(
+        read_settings(environment={}, home=str(home), roots=(Path("/"),), device="emulator:a100", kernel_timeout_s=8.0)
+    ) as made:
         yield made

@@ -66,7 +66,7 @@ def test_the_identity_is_no_activation(bench: Workbench, problem: Any) -> None:
         ("if (i < n) *(float*)(16 + 4 * i) = 1.0f;", "fault"),
         ("if (i < n) y[i] = sqrtf(-x[i] * x[i] - 1.0f);", "nonfinite"),
         ("if (i < n) atomicAdd(&y[i], fabsf(x[i]));", "unwritten_output"),
-        ("if (i < n) y[i] = fabsf(x[i]) * 1.0001f;", "wrong_values"),
+        ("if (i < n) y[i] = fabsf(x[i]) * 1.01f;", "wrong_values"),
         ("if (i < n) y[i] = fabsf(x[i]) * 1.00001f;", "imprecise"),
         ("if (i < n) { volatile float* p = y + i; *p = 1.0f; while (*p > 0.0f) { } }", "timed_out"),
         ("if (i < n) y[i] = fabsf(x[i])", "compile_failed"),
@@ -102,6 +102,12 @@ def test_a_result_remembered_from_the_first_run_is_state(bench: Workbench) -> No
     )
     found = bench.verify({"source": source, "launches": [launch]}, ABS, seed=3)
     assert (found.status, found.reason) == ("rejected", "state_across_runs")
+
+
+def test_a_kernel_that_fails_only_on_the_second_data_has_no_state(bench: Workbench) -> None:
+    one = {**ABS, "name": "one", "workloads": [{"axes": {"n": 1}}, {"axes": {"n": 2}}]}
+    reasons = {bench.verify(kernel(IDENTITY), one, seed=seed).reason for seed in range(6)}
+    assert reasons <= {"wrong_values", "hard_coded"}
 
 
 def test_scratch_that_every_run_rewrites_is_no_state(bench: Workbench) -> None:
