@@ -33,20 +33,18 @@ CHANGED = 0.005  # a metric that moved by less is not listed
 NOTABLE_FALL = 0.25  # a metric that fell by at least this much carries a sentence of the explanation
 SENTENCES = 4
 
-# What a reader calls each metric that an explanation may cite, most telling first.
-LABELS: Mapping[str, str] = {
-    LOAD_SECTORS: "Global load sectors",
-    STORE_SECTORS: "Global store sectors",
-    DRAM_BYTES: "DRAM bytes",
-    BANK_CONFLICTS: "Shared memory bank conflicts",
-    ATOMICS: "L2 sectors of atomics",
-    LOAD_REQUESTS: "Global load requests",
-    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum": "Global store requests",
-    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "Shared memory wavefronts",
-    INSTRUCTIONS: "Warp instructions executed",
-    "smsp__thread_inst_executed.sum": "Thread instructions executed",
-    "lts__t_sectors.sum": "L2 sectors",
-    "l1tex__t_sectors.sum": "L1 sectors",
+# What a reader calls each metric that an explanation may cite, and how much its fall tells compared with others.
+LABELS: Mapping[str, tuple[str, float]] = {
+    LOAD_SECTORS: ("Global load sectors", 1.0),
+    DRAM_BYTES: ("DRAM bytes", 0.95),
+    ATOMICS: ("L2 sectors of atomics", 0.95),
+    BANK_CONFLICTS: ("Shared memory bank conflicts", 0.9),
+    STORE_SECTORS: ("Global store sectors", 0.8),
+    LOAD_REQUESTS: ("Global load requests", 0.8),
+    INSTRUCTIONS: ("Warp instructions executed", 0.8),
+    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum": ("Global store requests", 0.7),
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": ("Shared memory wavefronts", 0.7),
+    "lts__t_sectors.sum": ("L2 sectors", 0.7),
 }
 
 
@@ -58,6 +56,11 @@ class Fall:
     before: float
     after: float
     step: Node
+
+    @property
+    def size(self) -> float:
+        """Logarithm of before / after; a fall to zero counts like one to a millionth."""
+        return math.log(self.before / max(self.after, 1e-6 * self.before))
 
 
 def summarise(
@@ -97,7 +100,7 @@ def explain(root: Node, best: Node) -> tuple[str, ...]:
     before, after = _profile(root), _profile(best)
     falls = falls_of(root, best)
     sentences = [
-        f"{LABELS[item.metric]} ({item.metric}) fell from {_number(item.before)} to {_number(item.after)} "
+        f"{LABELS[item.metric][0]} ({item.metric}) fell from {_number(item.before)} to {_number(item.after)} "
         f"(x{_number(item.after / item.before)}), because {_clause(item.step.rationale)}."
         for item in falls[:SENTENCES]
     ]
@@ -111,9 +114,9 @@ def explain(root: Node, best: Node) -> tuple[str, ...]:
 
 
 def falls_of(root: Node, best: Node) -> list[Fall]:
-    """Metrics that fell along the path, those by at least a quarter first, then by size of the fall.
+    """Metrics that fell along the path, the most telling first: by logarithm of the fall times the metric's weight.
 
-    A fall counts by its logarithm; traffic counts before instructions where both fell alike.
+    Only falls of at least a quarter count, unless there is none.
     """
     before, after = _profile(root), _profile(best)
     if before is None or after is None:
@@ -121,13 +124,10 @@ def falls_of(root: Node, best: Node) -> list[Fall]:
     found = []
     for metric in LABELS:
         was, now = before.metrics.get(metric), after.metrics.get(metric)
-        if was is not None and now is not None and was > 0 and 0 < now < was * (1.0 - CHANGED):
+        if was is not None and now is not None and was > 0 and 0 <= now < was * (1.0 - CHANGED):
             found.append(Fall(metric=metric, before=was, after=now, step=_responsible(metric, best)))
-    order = list(LABELS)
     notable = [item for item in found if item.after <= item.before * (1.0 - NOTABLE_FALL)]
-    return sorted(
-        notable or found, key=lambda item: (round(math.log(item.after / item.before), 1), order.index(item.metric))
-    )  # fmt: skip
+    return sorted(notable or found, key=lambda item: -item.size * LABELS[item.metric][1])
 
 
 def metric_changes(before: Profile | None, after: Profile | None) -> dict[str, float]:
@@ -150,7 +150,7 @@ def _responsible(metric: str, best: Node) -> Node:
         after = _profile(node)
         was = None if before is None else before.metrics.get(metric)
         now = None if after is None else after.metrics.get(metric)
-        shares.append((math.log(was / now) if was and now else 0.0, node))
+        shares.append((math.log(was / max(now, 1e-6 * was)) if was and now is not None else 0.0, node))
     return max(shares, key=lambda pair: pair[0])[1]
 
 

@@ -44,6 +44,7 @@ JUDGE = "rules"
 Call = Literal["try", "reject", "measure_again"]
 OVERLAP_LOSS = 0.15  # of the time model: the share of the terms that do not bind which still costs time
 UNKNOWN_FACTOR = 0.85  # a change that is claimed without a factor counts as this much
+NEUTRAL_SCORE = 0.3  # of a patch that promises nothing
 RISK_COST = 0.06  # of the score, for each risk
 TRY_ABOVE, REJECT_BELOW = 0.45, 0.25
 
@@ -73,7 +74,7 @@ _FAST = re.compile(r"\b(__expf|__logf|__powf|__sinf|__cosf|__fdividef|__frcp_rn|
 def score_expected(expected: Sequence[ExpectedChange], profile: Profile | None, *, risks: Sequence[str] = ()) -> float:
     """How promising a set of expected metric changes is for a profiled kernel, 0..1.
 
-        score = 0.3 + 0.7 tanh(ln(T / T') / ln 2) - 0.06 * risks
+        score = 0.3 + 0.7 tanh(ln(T / T') / ln 2) - 0.06 * risks        (0.3: NEUTRAL_SCORE)
 
     T is the time model's `max(terms) + 0.15 * (sum of the others)` over the profile's terms, T' the same with each
     term scaled by the expected changes of the metrics that act on it. So an edit that promises nothing scores 0.3,
@@ -89,7 +90,8 @@ def score_expected(expected: Sequence[ExpectedChange], profile: Profile | None, 
             if term in scaled:
                 scaled[term] *= max(factor, 1e-3) ** power
     gain = math.log(_total(terms) / _total(scaled)) if terms else 0.0
-    return min(1.0, max(0.0, 0.3 + 0.7 * math.tanh(gain / math.log(2.0)) - RISK_COST * len(risks)))
+    promised = NEUTRAL_SCORE + (1.0 - NEUTRAL_SCORE) * math.tanh(gain / math.log(2.0))
+    return min(1.0, max(0.0, promised - RISK_COST * len(risks)))
 
 
 def addresses(expected: Sequence[ExpectedChange], profile: Profile | None) -> bool | None:

@@ -6,6 +6,7 @@ evaluated twice and the budget stays exact. All choices follow from the spec's s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from optiml.search.edit import Edit, EditContext
 from optiml.search.edits import edits_named
 from optiml.search.explain import summarise
 from optiml.search.journal import Journal
-from optiml.search.judge import judge_by_rules
+from optiml.search.judge import NEUTRAL_SCORE, judge_by_rules
 from optiml.search.propose import Ranked, problem_dtype, propose
 from optiml.search.puct import FIRST_PLAY_URGENCY, children_allowed, puct
 from optiml.search.tree import MAX_DEPTH, Node, Tree
@@ -41,8 +42,12 @@ PATIENCE = 12  # evaluations without a gain of at least GAIN before the search g
 GAIN = 0.01
 ENOUGH_TIME_REWARD = 0.9  # R_t above which little is left to win
 SPEED_OF_LIGHT_PCT = 95.0
+PROMISE = 0.8  # reward that the judge's best score promises over its neutral one
 SIBLING_DISCOUNT = 0.5  # of a proposal's prior, for each live sibling made by the same edit
+ANCESTOR_DISCOUNT = 0.5  # of a proposal's prior, for each step of the path made by the same edit
 OUTCOME_DISCOUNT = 0.6  # of a proposal's prior, for each earlier failure or loss of the same edit in this run
+LEAST_REWARD_GAIN = 0.005  # below which a child is no better than its parent
+SAME_TIME = 0.0005  # relative; of kernels this close the one with the shorter path is preferred
 
 Depth = Literal["reduced", "full", "confirm"]
 Purpose = Literal["input", "node", "finalist", "confirm"]
@@ -133,6 +138,7 @@ class Search:
         self._journal = journal
         self._ranked: dict[int, tuple[Ranked, ...]] = {}
         self._losses: dict[str, int] = {}
+        self._gains: dict[str, list[float]] = {}  # edit -> reward gained over the parent, for each accepted kernel
         self._best_history: list[float] = []
         events = list(journal) if journal is not None else []
         if journal is not None and not events:
@@ -215,14 +221,22 @@ class Search:
         if node.evaluation is None:
             self.tree.record(node, evaluation, self._reward(node, evaluation))
             self._best_history.append(self.best_time_us())
-            if node.parent is not None and node.time_us > node.parent.time_us * (1.0 - GAIN):
-                self._losses[node.edit] = self._losses.get(node.edit, 0) + 1
+            self._remember(node)
             if depth == "full":
                 self.tree.record_full(node, evaluation)
         elif depth == "full":
             self.tree.record_full(node, evaluation)
         else:
             self.tree.record_confirmed(node, evaluation)
+
+    def _remember(self, node: Node) -> None:
+        """Keep what came of an edit: the search asks it when the same edit is offered again."""
+        if node.parent is None or node.reward is None or node.parent.reward is None:
+            return
+        if node.time_us > node.parent.time_us * (1.0 - GAIN):
+            self._losses[node.edit] = self._losses.get(node.edit, 0) + 1
+        gained = node.reward.total - node.parent.reward.total if node.state == "open" else 0.0
+        self._gains.setdefault(node.edit, []).append(max(-PROMISE, gained))
 
     def _record_duplicate(self, node: Node) -> None:
         self.tree.record_duplicate(node)
@@ -275,8 +289,8 @@ class Search:
         untried = fresh[:1] if len(live) < allowed or not children else []
         if not children and not untried:
             return None
-        first_play = max(0.0, self.tree.scaled_value(node) - FIRST_PLAY_URGENCY)
-        value = [self.tree.scaled_value(item) for item in children] + [first_play] * len(untried)
+        value = [self.tree.scaled(self._worth(item)) for item in children]
+        value += [self._first_play(node, item) for item, _ in untried]
         visits = [float(item.visits) for item in children] + [0.0] * len(untried)
         prior = [item.prior for item in children] + [weight for _, weight in untried]
         scores = puct(
@@ -285,6 +299,29 @@ class Search:
         )  # fmt: skip
         best = int(np.argmax(scores))
         return children[best] if best < len(children) else untried[0][0]
+
+    def _first_play(self, node: Node, ranked: Ranked) -> float:
+        """Normalised value of an untried edit: the kernel's own reward, and what the edit promises on top.
+
+        Not the node's value, which holds the best of its subtree: a weak kernel with one good child would then keep
+        drawing evaluations to its other edits. The promise is the judge's, averaged with what the edit brought
+        elsewhere in this run.
+        """
+        own = 0.0 if node.reward is None else node.reward.total
+        gains = self._gains.get(ranked.edit, [])
+        promise = (PROMISE * (ranked.judge_score - NEUTRAL_SCORE) + sum(gains)) / (1 + len(gains))
+        return self.tree.scaled(own - FIRST_PLAY_URGENCY + promise)
+
+    def _worth(self, node: Node) -> float:
+        """Value of a child for selection; one that gained nothing, itself or below, ranks like an untried edit.
+
+        Otherwise a step that changes nothing would be as good as the kernel it was made from, and the search would
+        stack such steps.
+        """
+        parent = node.parent
+        if parent is None or parent.reward is None or node.best > parent.reward.total + LEAST_REWARD_GAIN:
+            return node.value
+        return min(node.value, parent.reward.total) - FIRST_PLAY_URGENCY
 
     def _halving(self, node: Node, live: Sequence[Node], fresh: Sequence[tuple[Ranked, float]]) -> bool:
         """With a small budget: whether the root still tries its best proposals, each once, before any is deepened."""
@@ -308,11 +345,13 @@ class Search:
         if node.index not in self._ranked:
             self._ranked[node.index] = self._propose(node)
         siblings = [item.edit for item in node.children if item.state != "failed"]
+        ancestors = [item.edit for item in node.path()]
         weighted = [
             (
                 item,
                 item.prior
                 * SIBLING_DISCOUNT ** siblings.count(item.edit)
+                * ANCESTOR_DISCOUNT ** ancestors.count(item.edit)
                 * OUTCOME_DISCOUNT ** self._losses.get(item.edit, 0),
             )
             for item in self._ranked[node.index]
@@ -377,7 +416,7 @@ class Search:
         better = [
             node for node in self.tree.accepted() if node.index and _stands(node) and node.time_us < root.time_us
         ]  # fmt: skip
-        return sorted(better, key=lambda node: (node.time_us, node.index))[:count]
+        return sorted(better, key=_by_time)[:count]
 
     def _leader(self) -> Node:
         return next(iter(self._fastest(1)), self.tree.root)
@@ -491,6 +530,11 @@ def _told(task: Task, evaluation: Evaluation) -> str:
     if evaluation.profile is None:
         return f"{what}: accepted"
     return f"{what}: {evaluation.profile.time.median_us:.4g} us ({evaluation.profile.time.source})"
+
+
+def _by_time(node: Node) -> tuple[int, int, float, int]:
+    """Order of answers: the faster, of equally fast ones the shorter path, then the earlier."""
+    return round(math.log(node.time_us) / SAME_TIME), node.depth, node.time_us, node.index
 
 
 def _stands(node: Node) -> bool:

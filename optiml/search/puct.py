@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 EXPLORATION = 1.25  # c of the PUCT rule, in units of normalised reward
-FIRST_PLAY_URGENCY = 0.1  # an unvisited edit is valued this much below its node
+FIRST_PLAY_URGENCY = 0.1  # an unvisited edit is valued this much below its node's own reward
 BETA = 0.7  # share of the best reward below a node in its value; the rest is the mean
 FAILED_WEIGHT = 0.25  # weight of a failed kernel in the mean of its ancestors
 UNIFORM_SHARE = 0.15  # of the prior, so that no legal edit is starved
@@ -23,8 +23,7 @@ def puct(value: Floats, visits: Floats, prior: Floats, *, parent_visits: float, 
         score[a] = value[a] + c * prior[a] * sqrt(max(1, parent_visits)) / (1 + visits[a])
 
     Args:
-        value: `[A]` normalised value below each edit, 0..1; for an unvisited one its node's value less
-            `FIRST_PLAY_URGENCY`.
+        value: `[A]` normalised value below each edit, 0..1; for an unvisited one an estimate (`Search._first_play`).
         visits: `[A]` finished evaluations below each edit.
         prior: `[A]` probability of each edit.
         parent_visits: finished evaluations at and below the node.

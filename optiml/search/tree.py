@@ -158,8 +158,12 @@ class Tree:
 
     def scaled_value(self, node: Node) -> float:
         """The node's value, normalised over the tree."""
+        return self.scaled(node.value)
+
+    def scaled(self, reward: float) -> float:
+        """A reward on the scale of the tree's values."""
         low, high = self.value_range()
-        return normalised(node.value, low, high)
+        return normalised(reward, low, high)
 
     def accepted(self) -> Iterator[Node]:
         """Open nodes, in the order they were added."""

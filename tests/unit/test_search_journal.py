@@ -19,7 +19,7 @@ def test_events_come_back_in_order(tmp_path: Path) -> None:
     assert read_events(journal.path) == tuple(Journal(journal.path))
 
 
-@pytest.mark.parametrize("torn", [b'{"event": "eval', b'{"ev', b"\x80\xff", b"{}}"])
+@pytest.mark.parametrize("torn", [b'{"event": "eval', b"{", b"\x80\xff", b"{}}"])
 def test_a_torn_last_line_is_dropped_and_overwritten(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     Journal(path).append({"event": "spec"})
@@ -29,7 +29,7 @@ def test_a_torn_last_line_is_dropped_and_overwritten(tmp_path: Path, torn: bytes
     assert len(resumed) == 1
     resumed.append({"event": "evaluation"})
     assert [event["event"] for event in Journal(path)] == ["spec", "evaluation"]
-    assert torn not in path.read_bytes()
+    assert path.read_bytes().count(b"\n") == 2
 
 
 def test_every_prefix_of_the_file_loads(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_nothing_faster_leaves_the_input_as_the_answer() -> None:
     def flat(kernel: Kernel, *, depth: Depth) -> Evaluation:
         evaluation = FakeEvaluator()(row_sum_kernel(), depth=depth)
         return Evaluation(
-            kernel_id=kernel_id(kernel), verdict=evaluation.verdict, profile=evaluation.profile, fingerprint=None, seconds=0
+            kernel_id=kernel_id(kernel), verdict=evaluation.verdict, profile=evaluation.profile, fingerprint=None, seconds=0.0,
         )  # fmt: skip
 
     result = optimise(Search(spec(evaluations=6)), flat)

@@ -35,7 +35,7 @@ def propose(context: EditContext) -> Iterator[Proposal]:
             changes += _changes(site, tree)
         yield Proposal(
             kernel=with_source(context.kernel, site.source.rewrite(changes)),
-            rationale="The last five steps of the shared-memory reduction become shuffles in one warp, without barriers",
+            rationale="The last five steps of the shared-memory reduction become shuffles in a warp, without barriers",
             expected=(down(INSTRUCTIONS, 0.85),),
         )
 
