@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,7 @@ def test_no_kernel_is_evaluated_twice_at_one_depth() -> None:
 def test_nothing_faster_leaves_the_input_as_the_answer() -> None:
     def flat(kernel: Kernel, *, depth: Depth) -> Evaluation:
         evaluation = FakeEvaluator()(row_sum_kernel(), depth=depth)
-        return Evaluation(
-            kernel_id=kernel_id(kernel), verdict=evaluation.verdict, profile=evaluation.profile, fingerprint=None, seconds=0.0,
-        )  # fmt: skip
+        return dataclasses.replace(evaluation, kernel_id=kernel_id(kernel), fingerprint=None)
 
     result = optimise(Search(spec(evaluations=6)), flat)
     assert result.best is not None
