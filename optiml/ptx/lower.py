@@ -422,6 +422,7 @@ class Lowering:
         declared: dict[str, str] = {}
         for block in blocks:
             for item in block.items:
+                self.item = item
                 context, instruction = item.context, item.instruction
                 if instruction.predicate is not None:
                     self.note(declared, context, instruction.predicate[0])
@@ -456,14 +457,14 @@ class Lowering:
         type_name = context.function.registers.get(name)
         if type_name is not None:
             if type_name == "b128":
-                raise Unsupported("128-bit registers")
+                raise _unsupported(self.item, "128-bit registers")
             declared[context.prefix + name] = type_name
         elif name.startswith("%") and (
             name in _LAUNCH_SPECIALS or name in _THREAD_SPECIALS or name in _CLOCKS
         ):
             self.dtypes[context.prefix + name] = U64 if name in _SPECIAL_64 else U32
         else:
-            raise Unsupported(f"register {name}")
+            raise _unsupported(self.item, f"register {name}")
 
     def typed_operands(self, item: _Item) -> Iterable[tuple[str, np.dtype[Any], int]]:
         """(register, dtype, weight) wherever an instruction demands a type; reading weighs more than writing."""
