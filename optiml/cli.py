@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import signal
 import sys
@@ -39,6 +40,7 @@ from optiml.show import (
 if TYPE_CHECKING:  # imported when a command needs it: `optiml --help` stays fast
     from optiml.workbench import SearchProgress, Workbench
 
+LOG = logging.getLogger(__name__)
 INTERRUPTED = 130
 _KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -482,6 +484,14 @@ def _errors_reported(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         _note("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        # Left to Python, a defect of ours would exit with 1, which says that a kernel was rejected.
+        LOG.exception("a defect of OptiML, please report it")
+        if as_json:
+            _print_json({"error": {"code": "internal", "message": f"a defect of OptiML: {type(error).__name__}"}})
+        raise typer.Exit(2) from error
 
 
 def _status_of_error(error: OptimlError) -> int:
