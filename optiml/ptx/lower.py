@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from optiml.errors import Unsupported
-from optiml.ptx import atomics, memory, opcodes, warp
+from optiml.ptx import atomics, memory, opcodes, tensor, warp
 from optiml.ptx import numerics as num
 from optiml.ptx.counters import record_memory
 from optiml.ptx.memory import CODE, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WIDE, WINDOW_BITS, Step
@@ -1443,10 +1443,151 @@ class Lowering:
 
     # -- tensor instructions ------------------------------------------------------------------------------------
 
-    def lower_mma(self, item: _Item, segment: Segment) -> None:
-        raise UnknownForm
+    def registers_as(self, operand: Operand, dtype: np.dtype[Any]) -> list[int]:
+        """Slots of a vector operand's elements."""
+        elements = operand.elements if isinstance(operand, Vector) else (operand,)
+        return [self.plain_source(element, dtype) for element in elements if element is not None]
 
-    lower_wmma = lower_ldmatrix = lower_movmatrix = lower_mma
+    def results_as(self, operand: Operand, dtype: np.dtype[Any]) -> tuple[list[int], list[Step]]:
+        """Slots for a vector of results of `dtype`, and the conversions to run afterwards."""
+        elements = operand.elements if isinstance(operand, Vector) else (operand,)
+        slots: list[int] = []
+        after: list[Step] = []
+        for element in elements:
+            if element is None:
+                raise UnknownForm
+            to, convert = self.target(element, dtype)
+            slots.append(to if convert is None else self.new_slot())
+            if convert is not None:
+                after.append(_bound(None, to, convert, [(slots[-1], None)]))
+        return slots, after
+
+    def lower_mma(self, item: _Item, segment: Segment) -> None:
+        """mma.sync.aligned.shape.row.col[.satfinite].d.a.b.c"""
+        instruction = item.instruction
+        parts = instruction.parts
+        kinds = (parts[-4], parts[-3], parts[-2], parts[-1])
+        if parts[1:3] != ("sync", "aligned") or parts[4:6] != ("row", "col") or parts[6:-4] not in ((), ("satfinite",)):
+            raise UnknownForm
+        same_layout = {"s8": "s8", "u8": "s8", "e4m3": "e4m3", "e5m2": "e4m3"}
+        if same_layout.get(kinds[1], kinds[1]) != same_layout.get(kinds[2], kinds[2]):
+            raise UnknownForm
+        places = tensor.fragments(parts[3], kinds[1])
+        if places is None:
+            raise UnknownForm
+        self.product(item, parts[3], kinds, places)
+
+    def product(
+        self, item: _Item, shape: str, kinds: tuple[str, str, str, str],
+        places: tuple[tensor.Places, tensor.Places, tensor.Places],
+    ) -> None:  # fmt: skip
+        instruction = item.instruction
+        accumulators = {"f64": {"f64"}, "tf32": {"f32"}, "bf16": {"f32"}, "s8": {"s32"}, "u8": {"s32"}}
+        if not {kinds[0], kinds[3]} <= accumulators.get(kinds[1], {"f32", "f16"}):
+            raise UnknownForm
+        product = tensor.Product(
+            name=instruction.opcode,
+            kinds=kinds,
+            sizes=tensor.sizes(shape),
+            places=places,
+            saturate="satfinite" in instruction.parts,
+            line=instruction.line,
+        )
+        word = U64 if kinds[0] == "f64" else U32
+        a, b, c = (self.registers_as(operand, word) for operand in instruction.src)
+        d, after = self.results_as(instruction.dst[0], word)
+        for slots, place, kind in ((d, places[2], kinds[0]), (a, places[0], kinds[1]), (b, places[1], kinds[2]),
+                                   (c, places[2], kinds[3])):  # fmt: skip
+            if len(slots) * word.itemsize != place[0].shape[1] * tensor.ELEMENTS[kind].bits.itemsize:
+                raise UnknownForm
+        self.steps.append(tensor.multiply(product, d, a, b, c))
+        self.steps += after
+
+    def lower_wmma(self, item: _Item, segment: Segment) -> None:
+        instruction = item.instruction
+        parts = instruction.parts
+        if parts[1] == "mma":
+            if parts[2:4] != ("sync", "aligned") or not {parts[4], parts[5]} <= {"row", "col"}:
+                raise UnknownForm
+            rest = tuple(p for p in parts[7:] if p != "satfinite")
+            if len(rest) == 2:
+                kinds = (rest[0], "f16", "f16", rest[1])
+            elif len(rest) == 4:
+                kinds = (rest[0], rest[1], rest[2], rest[3])
+            else:
+                raise UnknownForm
+            if not tensor.wmma_registers("a", parts[6], kinds[1]) or kinds[1] != kinds[2]:
+                raise UnknownForm
+            shape = parts[6]
+            places = (
+                tensor.wmma_places("a", shape, kinds[1]),
+                tensor.wmma_places("b", shape, kinds[2]),
+                tensor.wmma_places("c", shape, kinds[3]),
+            )
+            self.product(item, shape, kinds, places)
+            return
+        fragment, layout, shape, kind = parts[2], parts[5], parts[6], parts[-1]
+        space = self.space_of(parts)
+        if parts[3:5] != ("sync", "aligned") or layout not in ("row", "col") or space not in (
+            "global", "shared", "generic"
+        ):  # fmt: skip
+            raise UnknownForm
+        count = tensor.wmma_registers(fragment, shape, kind)
+        word = U64 if kind == "f64" else U32
+        transfer = tensor.Transfer(
+            name=instruction.opcode,
+            shape=tensor.wmma_shape(fragment, shape),
+            kind=kind,
+            by_row=layout == "row",
+            places=tensor.wmma_places(fragment, shape, kind),
+            space=space,
+            line=instruction.line,
+        )
+        base, offset = self.address(instruction.src[0])
+        if parts[1] == "load":
+            stride = self.plain_source(instruction.src[1], U32) if len(instruction.src) > 1 else None
+            slots, after = self.results_as(instruction.dst[0], word)
+            self.steps.append(tensor.wmma_load(transfer, slots, base, offset, stride))
+            self.steps += after
+        else:
+            slots = self.registers_as(instruction.src[1], word)
+            stride = self.plain_source(instruction.src[2], U32) if len(instruction.src) > 2 else None
+            self.steps.append(tensor.wmma_store(transfer, slots, base, offset, stride))
+        if len(slots) != count:
+            raise UnknownForm
+
+    def lower_ldmatrix(self, item: _Item, segment: Segment) -> None:
+        """ldmatrix and stmatrix of 8x8 matrices of 16-bit elements."""
+        instruction = item.instruction
+        parts = instruction.parts
+        matrices = {"x1": 1, "x2": 2, "x4": 4}[parts[4]]
+        known = {"trans", "shared", "shared::cta"}
+        if parts[1:4] != ("sync", "aligned", "m8n8") or set(parts[5:-1]) - known or parts[-1] != "b16":
+            raise UnknownForm
+        space = self.space_of(parts)
+        base, offset = self.address(instruction.src[0])
+        transposed = "trans" in parts
+        if parts[0] == "ldmatrix":
+            slots, after = self.results_as(instruction.dst[0], U32)
+            step = tensor.load_matrices(
+                instruction.opcode, slots, base, offset, transposed, space, instruction.line
+            )
+            self.steps += [step, *after]
+        else:
+            slots = self.registers_as(instruction.src[1], U32)
+            self.steps.append(
+                tensor.store_matrices(instruction.opcode, slots, base, offset, transposed, space, instruction.line)
+            )
+        if len(slots) != matrices:
+            raise UnknownForm
+
+    def lower_movmatrix(self, item: _Item, segment: Segment) -> None:
+        instruction = item.instruction
+        if instruction.parts[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):
+            raise UnknownForm
+        source = self.plain_source(instruction.src[0], U32)
+        slots, after = self.results_as(instruction.dst[0], U32)
+        self.steps += [tensor.transpose_matrix(instruction.opcode, slots[0], source, instruction.line), *after]
 
     # -- calls ------------------------------------------------------------------------------------------------
 
