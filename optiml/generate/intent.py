@@ -26,8 +26,10 @@ from optiml.generate.words import Token, fold, plain, tokens
 from optiml.problems.problem import Builtin, builtin_names, check_workload, load_builtin, with_dtype
 from optiml.records import DTYPES, Problem, Scalar
 
-MAX_CHARACTERS = 20_000
+MAX_CHARACTERS = 8_000
 MAX_PHRASE_WORDS = 9
+MAX_UNKNOWN_SHARE = 0.34
+NETWORK_LAYER = "a layer of a network"  # a label of the vocabulary: often where a kernel is used, not what it is
 LABELLED = ("cross_entropy", "histogram")  # operators with an integer array beside the elements
 
 
@@ -175,6 +177,8 @@ def _normalised(text: str) -> str:
     text = re.sub(r"(?i)\b([1-5])[\s-]?d(?:imensional)?\b(?!\s*=)", r"\1d", text)
     text = re.sub(r"(?i)\b(\d+)[\s-]*bits?\b", r"\1bit", text)
     text = re.sub(r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim", text)
+    text = re.sub(r"(?i)\b(\w+)\s*=\s*['\"]?(?:false|none)\b['\"]?", r"no \1", text)
+    text = re.sub(r"(?i)\b(\w+)\s*=\s*true\b", r"with \1", text)
     return re.sub(r"`{1,3}", " ", text)
 
 
@@ -317,31 +321,51 @@ def _is_light(token: Token) -> bool:
 
 
 def _mentions(found: Sequence[Token], table: _Table) -> list[Mention]:
-    """Phrases of the table in the text, longest first at each place, without overlap."""
-    mentions: list[Mention] = []
+    """Phrases of the table in the text, from left to right, the longest at each place, without overlap.
+
+    A plain phrase hides a shorter one ("maximum performance"), but never the start of one that reaches further:
+    in "for each column" it is "each column" that counts.
+    """
+    at = [
+        [*_phrases_at(found, start, table.exact, light=True), *_phrases_at(found, start, table.heavy, light=False)]
+        for start in range(len(found))
+    ]
+    chosen: list[Mention] = []
     index = 0
     while index < len(found):
-        matches = [_longest(found, index, table.exact, light=True), _longest(found, index, table.heavy, light=False)]
-        longest = max((item for item in matches if item is not None), key=lambda item: item.last, default=None)
-        if longest is not None:
-            mentions += [longest, *_dtypes_inside(found, longest, table)]
-        index = longest.last + 1 if longest is not None else index + 1
-    return [dataclasses.replace(item, negated=_is_negated(item, found)) for item in mentions]
+        best = max(at[index], key=lambda item: (item.last, item.kind != "plain"), default=None)
+        if best is not None and best.kind == "plain":
+            reaching = any(
+                item.kind != "plain" and item.last > best.last
+                for start in range(index + 1, best.last + 1)
+                for item in at[start]
+            )
+            if reaching:
+                best = max((item for item in at[index] if item.kind != "plain"), key=lambda item: item.last, default=None)
+        if best is None:
+            index += 1
+            continue
+        inside = [item for start in range(best.first, best.last + 1) for item in at[start] if item.last <= best.last]
+        chosen += [best, *_dtypes_inside(best, inside)]
+        index = best.last + 1
+    return [dataclasses.replace(item, negated=_is_negated(item, found)) for item in chosen]
 
 
-def _dtypes_inside(found: Sequence[Token], mention: Mention, table: _Table) -> Iterator[Mention]:
+def _dtypes_inside(mention: Mention, inside: Sequence[Mention]) -> list[Mention]:
     """The dtypes that a phrase passes over as light words: "multiply two fp16 matrices"."""
-    index = mention.first
-    while mention.kind not in ("dtype", "plain") and index <= mention.last:
-        inner = _longest(found[: mention.last + 1], index, table.exact, light=True)
-        if inner is not None and inner.kind == "dtype":
-            yield inner
-        index = inner.last + 1 if inner is not None and inner.kind in ("dtype", "plain") else index + 1
+    if mention.kind in ("dtype", "plain"):
+        return []
+    hiding = [item for item in inside if item.kind in ("dtype", "plain")]
+    return [
+        item
+        for item in inside
+        if item.kind == "dtype"
+        and not any(other != item and other.first <= item.first and item.last <= other.last for other in hiding)
+    ]
 
 
-def _longest(found: Sequence[Token], start: int, table: Mapping[str, _Entry], *, light: bool) -> Mention | None:
-    """The longest phrase of one table at `start`; light words count only if `light`."""
-    best: Mention | None = None
+def _phrases_at(found: Sequence[Token], start: int, table: Mapping[str, _Entry], *, light: bool) -> Iterator[Mention]:
+    """Every phrase of one table that begins at `start`; light words count only if `light`."""
     taken: list[Token] = []
     for index in range(start, min(len(found), start + 3 * MAX_PHRASE_WORDS)):
         token = found[index]
@@ -356,15 +380,16 @@ def _longest(found: Sequence[Token], start: int, table: Mapping[str, _Entry], *,
         taken.append(token)
         if len(taken) > MAX_PHRASE_WORDS:
             break
-        entry = table.get("".join(item.folded for item in taken)) or table.get(
-            "".join(item.text.lower() for item in taken)
-        )
+        entry = table.get("".join(item.folded for item in taken)) or table.get("".join(item.text.lower() for item in taken))
         if entry is not None and not _splits_a_name(found, start, index, entry):
-            text = " ".join(item.text for item in found[start : index + 1])
-            best = Mention(
-                kind=entry.kind, label=entry.label, text=text, first=start, last=index, strength=entry.strength
+            yield Mention(
+                kind=entry.kind,
+                label=entry.label,
+                text=" ".join(item.text for item in found[start : index + 1]),
+                first=start,
+                last=index,
+                strength=entry.strength,
             )
-    return best
 
 
 def _splits_a_name(found: Sequence[Token], first: int, last: int, entry: _Entry) -> bool:
@@ -432,6 +457,19 @@ def _vocabulary_words() -> frozenset[str]:
 
 
 @cache
+def _size_and_role_words(problem: str) -> frozenset[str]:
+    """Words that say a size, how it is counted, or what a number or dtype belongs to; folded and as written."""
+    grammar = GRAMMARS.get(problem, Grammar())
+    phrases = [*words.THEN, *words.NEGATIONS, *words.SURROUNDINGS, *words.MACHINE_WORDS_AFTER]
+    phrases += [*words.MACHINE_WORDS_BEFORE, *words.ACCUMULATOR_WORDS, *words.LABEL_WORDS, *grammar.letters]
+    phrases += [phrase for group in grammar.axes.values() for phrase in group]
+    phrases += [phrase for group in words.QUANTITIES.values() for phrase in group]
+    phrases += [word for reading in grammar.shapes for word in reading.words]
+    found = {word for phrase in phrases for word in re.findall(r"[A-Za-z0-9']+", phrase.lower())}
+    return frozenset({*found, *map(fold, found)})
+
+
+@cache
 def _long_operator_words(names: frozenset[str]) -> frozenset[str]:
     phrases = [phrase for name in names for phrase in GRAMMARS[name].unique]
     return frozenset(word for phrase in phrases for word in phrase.split() if len(word) >= 6 and word.isalpha())
@@ -486,6 +524,7 @@ def _operator(
     chosen = _primary(names, asked)
     _check_sequence(found, asked, chosen)
     _check_changes(found, mentions, chosen)
+    _check_composition(found, mentions, chosen)
     return chosen
 
 
@@ -498,6 +537,8 @@ def _asked(found: Sequence[Token], mentions: Sequence[Mention]) -> list[Mention]
 
 def _is_surroundings(mention: Mention, found: Sequence[Token]) -> bool:
     before = " ".join(token.text.lower() for token in found[max(0, mention.first - 6) : mention.first])
+    if mention.label == NETWORK_LAYER and re.search(r"\b(?:for|in|of|from|inside)(?: \w+){0,3}$", before):
+        return True
     return any(
         re.search(
             rf"\b{phrase}(?: (?:a|an|the|each|every|its|transformer|multi|standard|flash|decoder|encoder))*$", before
@@ -542,6 +583,44 @@ def _check_sequence(found: Sequence[Token], asked: Sequence[Mention], chosen: st
             raise Refused(f"the text asks for {_name(left.label)} and {_name(right.label)}; ask for one at a time")
 
 
+def _check_composition(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse "the sum of the softmax", "2 * softmax(x)" and "softmax(x) - y"."""
+    telling = [item for item in mentions if item.kind not in ("plain", "dtype")]
+    for other, item in itertools.pairwise([None, *telling]):
+        if item is None or item.kind != "operator" or item.label != chosen:
+            continue
+        if other is not None and other.label != chosen and not other.negated:
+            between = [token.text.lower() for token in found[other.last + 1 : item.first] if token.kind == "word"]
+            if "of" in between and set(between) <= {"of", "the", "a", "all", "its", "each"}:
+                raise Refused(f"the text asks for {other.text!r} of {_name(chosen)}; ask for one at a time")
+        if _symbol_before(found, item.first) or _symbol_after_call(found, item.last):
+            raise Refused(f"the formula around {item.text!r} asks for more than {_name(chosen)}")
+
+
+def _symbol_before(found: Sequence[Token], first: int) -> bool:
+    if first == 0 or found[first - 1].kind != "symbol" or found[first - 1].text not in "*+^@-/":
+        return False
+    operand = found[first - 2] if first >= 2 else None
+    touching = operand is not None and operand.start + len(operand.text) == found[first - 1].start
+    return operand is not None and (found[first - 1].text in "*+^@" or (not touching and found[first - 1].text == "-"))
+
+
+def _symbol_after_call(found: Sequence[Token], last: int) -> bool:
+    """Whether arithmetic follows the closing parenthesis of a call right after the name."""
+    index = last + 1
+    if index < len(found) and found[index].kind == "symbol" and found[index].text in "*+^@":
+        return True
+    if index >= len(found) or found[index].text != "(":
+        return False
+    depth = 0
+    for position in range(index, len(found)):
+        depth += (found[position].text == "(") - (found[position].text == ")")
+        if depth == 0:
+            following = found[position + 1 : position + 2]
+            return bool(following) and following[0].kind == "symbol" and following[0].text in "*+^@-/"
+    return False
+
+
 def _check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
     """Refuse what would make the chosen operator another one."""
     grammar = GRAMMARS.get(chosen, Grammar())
@@ -576,39 +655,46 @@ def _check_formulas(labels: Sequence[str], chosen: str) -> None:
 def _check_unknown_words(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
     """Refuse unknown words where they may change the operator: the nearer and the commoner its name, the sooner."""
     covered = {index for item in mentions for index in range(item.first, item.last + 1)}
+    known = _size_and_role_words(chosen)
     unknown = [
         index
         for index, token in enumerate(found)
         if token.kind == "word"
         and index not in covered
         and not _is_light(token)
-        and token.folded not in _vocabulary_words()
+        and not {token.folded, token.text.lower()} & known
     ]
     names = [item for item in mentions if item.kind == "operator" and item.label == chosen]
+    total = sum(token.kind == "word" and not _is_light(token) for token in found)
+    if len(unknown) >= 3 and len(unknown) > MAX_UNKNOWN_SHARE * total:
+        quoted = ", ".join(repr(found[index].text) for index in unknown[:4])
+        raise Refused(f"too much of the text is not understood ({quoted}); say in plain words what to compute")
     strongest = max((item.strength for item in names), default=USUAL)
     if strongest == COMMON and unknown:
         raise Refused(f"{found[unknown[0]].text!r} is not understood; say {_name(chosen)} in other words")
     for item in names:
         for index in unknown:
-            if _is_beside(found, item, index, through_prepositions=item.strength <= USUAL):
+            prepositions = _PREPOSITIONS if item.strength == UNIQUE else _WEAK_PREPOSITIONS
+            if _is_beside(found, item, index, prepositions):
                 raise Refused(f"{found[index].text!r} beside {item.text!r} is not understood; say it in other words")
     for index in unknown:
         if _adds_to_task(found, index):
             raise Refused(f"{found[index].text!r} is not understood and may change the operator; say it in other words")
 
 
-_PREPOSITIONS = frozenset({"of", "over", "on", "for", "between", "to", "in"})
+_PREPOSITIONS = frozenset({"of", "over", "on", "between", "in"})
+_WEAK_PREPOSITIONS = _PREPOSITIONS | {"for", "to"}
 _ADDING = frozenset({"with", "plus", "and", "but", "except", "minus", "including", "that"})
 
 
-def _is_beside(found: Sequence[Token], item: Mention, index: int, *, through_prepositions: bool) -> bool:
+def _is_beside(found: Sequence[Token], item: Mention, index: int, prepositions: frozenset[str]) -> bool:
     low, high = (index + 1, item.first) if index < item.first else (item.last + 1, index)
     between = found[low:high]
     if any(token.kind == "symbol" and token.text not in "-" for token in between):
         return False
     inner = [token.text.lower() for token in between if token.kind == "word" and not _is_light(token)]
-    if index > item.last and through_prepositions:
-        inner = [word for word in inner if word not in _PREPOSITIONS]
+    if index > item.last:
+        inner = [word for word in inner if word not in prepositions]
     if index < item.first:
         inner = [word for word in inner if fold(word) not in _QUALITY]
     return not inner

@@ -208,29 +208,31 @@ class _Reader:
         """`M=N=K=2048`, `n: 100`, `B,H,S,D = 8,16,1024,64`; the position after it, or 0."""
         if self.found[index].kind != "word" or index in self.used:
             return 0
-        groups: list[list[tuple[str, int]]] = []
+        groups: list[list[str]] = []
         position = index
-        while True:
-            name, position = self._name(position)
-            if name is None:
-                return 0
-            names = [(name, position)]
-            while self._symbol(position) == "," and self._name(position + 1)[0] is not None:
-                name, position = self._name(position + 1)
-                names.append((name or "", position))
+        while position < len(self.found) and self.found[position].kind not in ("number", "shape"):
+            names: list[str] = []
+            while True:
+                name, position = self._name(position)
+                if name is None:
+                    return 0
+                names.append(name)
+                if self._symbol(position) != ",":
+                    break
+                position += 1
             if self._symbol(position) == ")":
                 position += 1
             if self._symbol(position) not in ("=", ":"):
-                break
+                return 0
             groups.append(names)
             position += 1
-            if position < len(self.found) and self.found[position].kind in ("number", "shape"):
-                break
-        if not groups or position >= len(self.found) or self.found[position].kind not in ("number", "shape"):
+        if position >= len(self.found) or position in self.used:
+            return 0
+        if self._symbol(position - 1) == ":" and (not self._resolve(groups[-1][-1]) or self._belongs_to_next(position)):
             return 0
         return self._assign_groups(groups, position)
 
-    def _assign_groups(self, groups: list[list[tuple[str, int]]], position: int) -> int:
+    def _assign_groups(self, groups: list[list[str]], position: int) -> int:
         token = self.found[position]
         values: list[float] = list(token.dims) if token.kind == "shape" else [token.value]
         end = position
@@ -246,7 +248,7 @@ class _Reader:
             elif token.kind == "shape":
                 return 0
         for names in groups:
-            for (name, _), value in zip(names, values, strict=True):
+            for name, value in zip(names, values, strict=True):
                 self._assign_name(name, value, position)
         self._note(token)
         self.used.update(range(position, end + 1))
@@ -413,8 +415,10 @@ class _Reader:
 
     def _belongs_to_next(self, position: int) -> bool:
         """In "8 rows, 16 columns" and "rows and 16 columns" the figure belongs to what follows it."""
-        before, targets = self.found[position - 1], self._counted_target(position)[0]
-        return bool(targets) and before.kind == "symbol" and before.text not in "=:-"
+        targets, end, _ = self._counted_target(position)
+        if not targets or self._symbol(position - 1) in (None, "=", "-"):
+            return False
+        return self._next_number(end, signs=":=") is None  # "rows: 16 columns: 32" goes on in the same way
 
     def _counted_target(self, index: int) -> tuple[tuple[str, ...], int, str]:
         position = index + 1
