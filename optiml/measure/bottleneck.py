@@ -23,14 +23,14 @@ LAUNCH_BOUND_SHARE = 0.5
 _KINDS: Mapping[str, Kind] = {
     "issue": "compute", "fp32": "compute", "int": "compute", "fp16": "compute", "fp64": "compute", "sfu": "compute",
     "tensor": "compute", "lsu": "memory", "atomics": "memory", "l2": "memory", "dram": "memory", "latency": "latency",
-    "launch": "launch",
+    "dispatch": "launch", "launch": "launch",
 }  # fmt: skip
 _TERM_NAMES: Mapping[str, str] = {
     "issue": "instruction issue", "fp32": "fp32 arithmetic", "int": "integer arithmetic",
     "fp16": "half-precision arithmetic", "fp64": "fp64 arithmetic", "sfu": "special functions and conversions",
     "tensor": "tensor cores", "lsu": "the load/store and shared-memory pipe", "atomics": "global atomics",
     "l2": "L2 bandwidth", "dram": "DRAM bandwidth", "latency": "waiting for results (latency)",
-    "launch": "launch overhead",
+    "dispatch": "starting blocks", "launch": "launch overhead",
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def binding_resource(seen: Observation) -> Resource:
     binding = binding_term(seen.terms_us, seen.time_us)
     if _KINDS[binding] == "compute":
         return "instructions"
-    if binding == "lsu" and shared_clocks(seen.counts, seen.hardware) > global_clocks(seen.counts, seen.hardware):
+    if binding == "lsu" and shared_clocks(seen.counts, seen.hardware) > global_clocks(seen.counts):
         return "wavefronts"
     return "sectors"
 
@@ -150,11 +150,7 @@ def _bank_conflicts(context: Context) -> Finding | None:
     requests = sum(counts[f"{space}.requests"] for space in spaces)
     clocks = shared_clocks(counts, context.seen.hardware)
     return Finding(
-        weight=lost
-        / wavefronts
-        * context.share("lsu")
-        * clocks
-        / (clocks + global_clocks(counts, context.seen.hardware)),
+        weight=lost / wavefronts * context.share("lsu") * clocks / (clocks + global_clocks(counts)),
         evidence=(
             f"shared memory takes {wavefronts / requests:.1f} wavefronts per request; "
             f"{100 * lost / wavefronts:.0f} % of them are bank conflicts"
@@ -193,7 +189,7 @@ def _reloading(context: Context) -> Finding | None:
     distinct = counts["distinct_bytes"]
     if not distinct or counts["global_load.bytes"] < 3.0 * distinct:
         return None
-    clocks = global_clocks(counts, context.seen.hardware)
+    clocks = global_clocks(counts)
     shared = shared_clocks(counts, context.seen.hardware)
     return Finding(
         weight=(1.0 - distinct / counts["global_load.bytes"])
@@ -371,6 +367,20 @@ def _local_memory(context: Context) -> Finding | None:
     )
 
 
+def _block_starts(context: Context) -> Finding | None:
+    if context.share("dispatch") < 0.2:
+        return None
+    launch = context.seen.longest
+    return Finding(
+        weight=context.share("dispatch"),
+        evidence=(
+            f"starting {launch.shape.blocks} blocks of {launch.shape.threads_per_block} threads takes "
+            f"{context.seen.terms_us['dispatch']:.3g} µs"
+        ),
+        advice="start fewer blocks: larger ones, or several elements per thread (a grid-stride loop, 16-byte accesses)",
+    )
+
+
 def _launch_overhead(context: Context) -> Finding | None:
     if context.share("launch") < 0.2:
         return None
@@ -425,5 +435,6 @@ FINDERS: tuple[Callable[[Context], Finding | None], ...] = (
     _dense_arithmetic,
     _contended_atomics,
     _local_memory,
+    _block_starts,
     _launch_overhead,
 )
