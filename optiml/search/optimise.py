@@ -6,7 +6,6 @@ evaluated twice and the budget stays exact. All choices follow from the spec's s
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,6 @@ SIBLING_DISCOUNT = 0.5  # of a proposal's prior, for each live sibling made by t
 ANCESTOR_DISCOUNT = 0.5  # of a proposal's prior, for each step of the path made by the same edit
 OUTCOME_DISCOUNT = 0.6  # of a proposal's prior, for each earlier failure or loss of the same edit in this run
 LEAST_REWARD_GAIN = 0.005  # below which a child is no better than its parent
-SAME_TIME = 0.0005  # relative; of kernels this close the one with the shorter path is preferred
 
 Depth = Literal["reduced", "full", "confirm"]
 Purpose = Literal["input", "node", "finalist", "confirm"]
@@ -411,12 +409,17 @@ class Search:
         return None
 
     def _fastest(self, count: int) -> list[Node]:
-        """The fastest kernels that beat the input and that nothing has spoken against, fastest first."""
+        """The best kernels that beat the input and that nothing has spoken against, in the order of `_preferred`."""
         root = self.tree.root
         better = [
             node for node in self.tree.accepted() if node.index and _stands(node) and node.time_us < root.time_us
         ]  # fmt: skip
-        return sorted(better, key=_by_time)[:count]
+        chosen: list[Node] = []
+        while better and len(chosen) < count:
+            leader = _preferred(better)
+            better.remove(leader)
+            chosen.append(leader)
+        return chosen
 
     def _leader(self) -> Node:
         return next(iter(self._fastest(1)), self.tree.root)
@@ -532,9 +535,14 @@ def _told(task: Task, evaluation: Evaluation) -> str:
     return f"{what}: {evaluation.profile.time.median_us:.4g} us ({evaluation.profile.time.source})"
 
 
-def _by_time(node: Node) -> tuple[int, int, float, int]:
-    """Order of answers: the faster, of equally fast ones the shorter path, then the earlier."""
-    return round(math.log(node.time_us) / SAME_TIME), node.depth, node.time_us, node.index
+def _preferred(nodes: Sequence[Node]) -> Node:
+    """The fastest; of those that are less than 1 % slower the one with the shortest path, then the fastest of them.
+
+    Source of the 1 %: design note on search, §3.5. Steps that bring less are not worth a reader's time.
+    """
+    least = min(node.time_us for node in nodes)
+    alike = [node for node in nodes if node.time_us <= least * (1.0 + GAIN)]
+    return min(alike, key=lambda node: (node.depth, node.time_us, node.index))
 
 
 def _stands(node: Node) -> bool:

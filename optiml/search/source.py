@@ -480,6 +480,11 @@ class Site:
             argument = node.child_by_field_name("argument")
             if argument is not None:
                 return poly.add(poly.ZERO, self.polynomial(argument, depth=depth), sign=-1)
+        if node.type == "subscript_expression":
+            base, indices = node.child_by_field_name("argument"), node.child_by_field_name("indices")
+            if base is not None and indices is not None and len(named(indices)) == 1:
+                inside = poly.canonical(self.polynomial(named(indices)[0], depth=depth))
+                return poly.atom(f"{text_of(base)}[{inside}]")
         if node.type == "call_expression":
             inside = ", ".join(poly.canonical(self.polynomial(item, depth=depth)) for item in call_arguments(node))
             return poly.atom(f"{called(node)}({inside})")
