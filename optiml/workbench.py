@@ -204,14 +204,14 @@ class Workbench:
                 self.allowed_path(spec.npy)
 
     def allowed_path(self, text: str) -> Path:
-        """A path that a caller may name: inside a root, after symbolic links.
+        """A path that a caller may name: inside a root, after symbolic links; a relative one starts at the first root.
 
         Raises:
             InvalidInput: it lies outside every root; the message does not say whether it exists.
         """
         if "\0" in text:
             raise InvalidInput("a path may not hold a NUL character")
-        path = Path(text).resolve()
+        path = Path(*self.settings.roots[:1], text).resolve()
         if not any(path.is_relative_to(root.resolve()) for root in self.settings.roots):
             raise InvalidInput("the path lies outside the allowed roots (see --root)")
         return path
