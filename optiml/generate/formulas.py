@@ -41,6 +41,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     ("relu", rf"{_START}{_LEFT}?(?:np\.|torch\.|std::)?f?max(?:f|imum)?\((?:{_V},{_0}|{_0},{_V})\){_END}"),
     ("relu", rf"{_LEFT}?\(?{_V}>=?{_0}\)?\?{_V}:{_0}"),
+    ("a quadratic form", rf"\b[a-z]{_T}\s?[@*]?\s?[A-Z]\s?[@*]?\s?[a-z]\b"),
     ("matmul with a transposed operand", rf"{_V}{_T}\s?[@*]\s?{_V}|{_V}\s?[@*]\s?{_V}{_T}"),
     ("matmul with a transposed operand", r"\b[A-Z]\^T\s?[A-Z]\b|\b[A-Z]\s?[A-Z]\^T(?=\W|$)"),
     ("transpose", rf"{_LEFT}(?:{_V}{_T}|transpose\({_V}\)){_END}"),

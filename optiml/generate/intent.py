@@ -125,6 +125,7 @@ def _read(
     text = _normalised(text)
     text, signature_dtype = _without_code(text)
     formulas, text = find_formulas(text)
+    text, value_count = _value_range(text)
     found = tokens(text)
     table = _phrases(tuple(sorted((name, builtin.intent.names) for name, builtin in operators.items())))
     found, corrections = _corrected(found, table)
@@ -145,7 +146,7 @@ def _read(
     builtin = operators[problem]
     covered = {index for item in mentions if item.kind == "dtype" for index in range(item.first, item.last + 1)}
     try:
-        sizes = read_sizes(found, builtin, grammar, ignored=covered, text=text)
+        sizes = read_sizes(found, builtin, grammar, ignored=covered, text=text, value_count=value_count)
     except InvalidInput as error:
         raise Refused(str(error)) from error
     read_dtype, dtype_notes = _dtype(found, mentions, builtin, signature_dtype)
@@ -168,13 +169,14 @@ def _normalised(text: str) -> str:
             f"the text has {len(text)} characters and at most {MAX_CHARACTERS} are read; say in a sentence or two what "
             "the kernel has to compute"
         )
-    text = plain(text)
-    letters = [char for char in text if unicodedata.category(char).startswith("L")]
+    letters = [char for char in unicodedata.normalize("NFKC", text) if unicodedata.category(char).startswith("L")]
     if not letters:
         raise Refused("the text names no operator; say in English what the kernel has to compute")
     if any(not unicodedata.name(char, "").startswith(("LATIN", "GREEK")) for char in letters):
         raise Refused("only English is read; say in English what the kernel has to compute")
+    text = plain(text)
     text = re.sub(r"(?i)\b([1-5])[\s-]?d(?:imensional)?\b(?!\s*=)", r"\1d", text)
+    text = re.sub(r"(?i)\b(\d+) cubed\b", r"\1x\1x\1", text)
     text = re.sub(r"(?i)\b(\d+)[\s-]*bits?\b", r"\1bit", text)
     text = re.sub(r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim", text)
     text = re.sub(r"(?i)\b(\w+)\s*=\s*['\"]?(?:false|none)\b['\"]?", r"no \1", text)
@@ -183,8 +185,8 @@ def _normalised(text: str) -> str:
 
 
 _SIGNATURE = re.compile(
-    r"(?:template\s*<[^<>]*>\s*)?(?:extern\s*\"C\"\s*)?(?:__global__\s+|__device__\s+)?(?:void|float|double|int)\s+"
-    r"(?:__launch_bounds__\([^)]*\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*\*[^()]*)\)\s*(?P<body>;|\{[^{}]*(?:\}|\Z))?"
+    r"(?:template\s*<[^<>]*>\s*)?(?:extern\s*\"C\"\s*)?(?:__global__\s+|__device__\s+)?(?:(?:void|float|double|int)\s+)?"
+    r"(?:__launch_bounds__\([^)]*\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*\b(?:float|double|half2?|int|char|bool|long|__half|__nv_bfloat16|nv_bfloat16|u?int\d+_t)\s*(?:const\s*)?\*[^()]*)\)\s*(?P<body>;|\{[^{}]*(?:\}|\Z))?"
 )
 _POINTER = re.compile(r"(?:const\s+)?(?P<type>[\w:]+(?:\s+(?:char|int|long|short|const))*)\s*(?:const\s*)?\*")
 _CODE_DTYPES = {
@@ -222,6 +224,21 @@ def _without_code(text: str) -> tuple[str, str | None]:
         raise Refused("the text holds source code; give it as a kernel, or say in words what it computes")
     text = re.sub(r"__global__|\bvoid\b|extern\s*\"C\"", " ", text)
     return text, _element_dtype(dtypes)
+
+
+_RANGE = re.compile(
+    r"(?:\bin\s+)?\[\s*0\s*,\s*(?P<below>\d+)\s*\)|(?:\bin\s+)?\[\s*0\s*,\s*(?P<closed>\d+)\s*\]"
+    r"|(?:\bfrom\s+|\bbetween\s+)?\b0\s*(?:-|\.\.\.?|to|and|through)\s*(?P<last>\d+)(?:\s+inclusive)?\b"
+)
+
+
+def _value_range(text: str) -> tuple[str, int | None]:
+    """The text without the first range of values from 0 on ("0-255", "[0, 256)"), and how many integers it holds."""
+    match = _RANGE.search(text)
+    if match is None:
+        return text, None
+    count = int(match["below"]) if match["below"] else int(match["closed"] or match["last"]) + 1
+    return f"{text[: match.start()]} {text[match.end() :]}", count
 
 
 def _element_dtype(dtypes: Sequence[str]) -> str | None:
@@ -341,14 +358,18 @@ def _mentions(found: Sequence[Token], table: _Table) -> list[Mention]:
                 for item in at[start]
             )
             if reaching:
-                best = max((item for item in at[index] if item.kind != "plain"), key=lambda item: item.last, default=None)
+                best = max(
+                    (item for item in at[index] if item.kind != "plain"), key=lambda item: item.last, default=None
+                )
         if best is None:
             index += 1
             continue
         inside = [item for start in range(best.first, best.last + 1) for item in at[start] if item.last <= best.last]
         chosen += [best, *_dtypes_inside(best, inside)]
         index = best.last + 1
-    return [dataclasses.replace(item, negated=_is_negated(item, found)) for item in chosen]
+    return [
+        dataclasses.replace(item, negated=_is_negated(item, found) or _is_denied_after(item, found)) for item in chosen
+    ]
 
 
 def _dtypes_inside(mention: Mention, inside: Sequence[Mention]) -> list[Mention]:
@@ -380,7 +401,9 @@ def _phrases_at(found: Sequence[Token], start: int, table: Mapping[str, _Entry],
         taken.append(token)
         if len(taken) > MAX_PHRASE_WORDS:
             break
-        entry = table.get("".join(item.folded for item in taken)) or table.get("".join(item.text.lower() for item in taken))
+        entry = table.get("".join(item.folded for item in taken)) or table.get(
+            "".join(item.text.lower() for item in taken)
+        )
         if entry is not None and not _splits_a_name(found, start, index, entry):
             yield Mention(
                 kind=entry.kind,
@@ -406,12 +429,26 @@ def _is_negated(mention: Mention, found: Sequence[Token]) -> bool:
         if token.kind == "symbol" and token.text not in "-'/":
             break
         if token.kind == "word":
-            if token.folded in ("but", "and", "is", "ar"):
+            if token.folded in ("but", "and", "is", "ar") and not _EXCEPTING & set(_words_before(found, token)):
                 break
             before.insert(0, token.text.lower())
     window = before[-4:]
     text = f" {' '.join(window)} "
     return any(f" {negation} " in text for negation in words.NEGATIONS)
+
+
+_EXCEPTING = frozenset({"anything", "everything", "all", "nothing"})  # "anything but softmax"
+
+
+def _words_before(found: Sequence[Token], token: Token) -> list[str]:
+    index = found.index(token)
+    return [item.text.lower() for item in found[max(0, index - 1) : index]]
+
+
+def _is_denied_after(mention: Mention, found: Sequence[Token]) -> bool:
+    """ "softmax is not what I want"."""
+    after = [token.text.lower() for token in found[mention.last + 1 : mention.last + 4]]
+    return after[:2] in (["is", "not"], ["are", "not"]) or after[:1] in (["isn't"], ["isnt"], ["aren't"])
 
 
 def _corrected(found: list[Token], table: _Table) -> tuple[list[Token], tuple[str, ...]]:
@@ -522,7 +559,7 @@ def _operator(
     if not names:
         raise Refused(_nothing_found(mentions))
     chosen = _primary(names, asked)
-    _check_sequence(found, asked, chosen)
+    _check_sequence(found, mentions, chosen)
     _check_changes(found, mentions, chosen)
     _check_composition(found, mentions, chosen)
     return chosen
@@ -573,14 +610,16 @@ def _primary(names: Sequence[str], asked: Sequence[Mention]) -> str:
     raise Refused(f"the text asks for several operators ({', '.join(map(_name, names))}); ask for one at a time")
 
 
-def _check_sequence(found: Sequence[Token], asked: Sequence[Mention], chosen: str) -> None:
+def _check_sequence(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
     """Two different operators joined by "then", "followed by" and the like are two tasks."""
-    for left, right in itertools.pairwise(asked):
-        if left.label == right.label or min(left.strength, right.strength) < UNIQUE:
+    telling = [item for item in mentions if item.kind in ("operator", "foreign", "arithmetic") and not item.negated]
+    for left, right in itertools.pairwise(telling):
+        if left.label == right.label or chosen not in (left.label, right.label):
             continue
         between = " ".join(token.text.lower() for token in found[left.last + 1 : right.first] if token.text not in ",-")
-        if between in words.THEN or between in ("+", "&", "/"):
-            raise Refused(f"the text asks for {_name(left.label)} and {_name(right.label)}; ask for one at a time")
+        named = left.kind == right.kind == "operator" and min(left.strength, right.strength) == UNIQUE
+        if between in words.AFTERWARDS or (named and (between in words.THEN or between in ("+", "&", "/"))):
+            raise Refused(f"the text asks for {left.text!r} and {right.text!r}; ask for one at a time")
 
 
 def _check_composition(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
@@ -666,7 +705,7 @@ def _check_unknown_words(found: Sequence[Token], mentions: Sequence[Mention], ch
     ]
     names = [item for item in mentions if item.kind == "operator" and item.label == chosen]
     total = sum(token.kind == "word" and not _is_light(token) for token in found)
-    if len(unknown) >= 3 and len(unknown) > MAX_UNKNOWN_SHARE * total:
+    if len(unknown) >= 2 and len(unknown) > MAX_UNKNOWN_SHARE * total:
         quoted = ", ".join(repr(found[index].text) for index in unknown[:4])
         raise Refused(f"too much of the text is not understood ({quoted}); say in plain words what to compute")
     strongest = max((item.strength for item in names), default=USUAL)
@@ -677,11 +716,39 @@ def _check_unknown_words(found: Sequence[Token], mentions: Sequence[Mention], ch
             prepositions = _PREPOSITIONS if item.strength == UNIQUE else _WEAK_PREPOSITIONS
             if _is_beside(found, item, index, prepositions):
                 raise Refused(f"{found[index].text!r} beside {item.text!r} is not understood; say it in other words")
+    for index in _after_with(found, mentions, chosen):
+        raise Refused(f"'with … {found[index].text}' is not understood; say it in other words")
     for index in unknown:
         if _adds_to_task(found, index):
             raise Refused(f"{found[index].text!r} is not understood and may change the operator; say it in other words")
 
 
+def _after_with(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> Iterator[int]:
+    """Words after "with" that are neither technical nor about sizes, operands or the operator itself."""
+    explained = {
+        index for item in mentions if item.kind != "plain" or item.negated for index in range(item.first, item.last + 1)
+    }
+    allowed = _technical_words() | _size_and_role_words(chosen)
+    for start, token in enumerate(found):
+        if token.text.lower() not in ("with", "plus", "including"):
+            continue
+        for index in range(start + 1, len(found)):
+            word = found[index]
+            if (word.kind == "symbol" and word.text not in "-'/") or word.text.lower() in _CLAUSE_ENDS:
+                break
+            if word.kind == "word" and index not in explained and not _is_light(word) and word.folded not in allowed:
+                yield index
+
+
+@cache
+def _technical_words() -> frozenset[str]:
+    return frozenset(fold(word) for phrase in words.TECHNICAL for word in phrase.split())
+
+
+_CLAUSE_ENDS = frozenset(
+    """for in on from to using that which where so such as by via over when while into at and or but i we please if
+    because since""".split()  # noqa: SIM905
+)
 _PREPOSITIONS = frozenset({"of", "over", "on", "between", "in"})
 _WEAK_PREPOSITIONS = _PREPOSITIONS | {"for", "to"}
 _ADDING = frozenset({"with", "plus", "and", "but", "except", "minus", "including", "that"})
@@ -721,7 +788,8 @@ def _adds_to_task(found: Sequence[Token], index: int) -> bool:
 
 def _not_built_in(label: str, text: str | None = None) -> str:
     if label in words.RANK_HINTS:
-        return f"the text does not say how many dimensions {text!r} has; {_name(words.RANK_HINTS[label].operator)} is built in"
+        known = _name(words.RANK_HINTS[label].operator)
+        return f"the text does not say how many dimensions {text!r} has; {known} is built in"
     return (
         f"this asks for {label}"
         + (f" ({text!r})" if text and text.lower() != label.lower() else "")

@@ -33,6 +33,7 @@ class Grammar:
     leading: tuple[str, ...] = ()
     fixed: Mapping[str, float] = field(default_factory=dict)
     letters: Mapping[str, str] = field(default_factory=dict)
+    positional: tuple[str, ...] = ()
     assumes: tuple[str, ...] = ()
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shapes: tuple[ShapeReading, ...] = ()
@@ -73,6 +74,7 @@ def _grammar(fields: dict[str, Any]) -> Grammar:
         fold=fields.get("fold", "none"),
         fixed=fields.get("fixed", {}),
         letters=fields.get("letters", {}),
+        positional=tuple(fields.get("positional", ())),
         assumes=tuple(fields.get("assumes", ())),
         axes=_groups(fields.get("axes", {})),
         shapes=tuple(
@@ -102,6 +104,7 @@ IMPLIED_DTYPES: Mapping[str, str] = _TABLES["implied_dtypes"]
 QUANTITIES = _groups(_TABLES["quantities"])
 _WORDS = _groups(_TABLES["words"])
 THEN = _WORDS["then"]
+AFTERWARDS = _WORDS["afterwards"]
 NEGATIONS = _WORDS["negations"]
 SURROUNDINGS = _WORDS["surroundings"]
 ACCUMULATOR_WORDS = frozenset(_WORDS["accumulator"])
@@ -109,4 +112,5 @@ LABEL_WORDS = frozenset(_WORDS["label"])
 MACHINE_WORDS_AFTER = _WORDS["machine_after"]
 MACHINE_WORDS_BEFORE = _WORDS["machine_before"]
 NOT_ENGLISH = frozenset(_WORDS["not_english"])
-PLAIN = _WORDS["plain"]
+TECHNICAL = _WORDS["technical"]
+PLAIN = (*_WORDS["plain"], *TECHNICAL)

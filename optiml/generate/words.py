@@ -49,6 +49,7 @@ def plain(text: str) -> str:
     """Compatibility characters, Greek letters and typographic signs as ASCII where one exists."""
     text = re.sub(r"(?<=\d)\s*×\s*(?=\d)", "x", text)
     text = re.sub(r"(?<=[A-Za-z])\s*×\s*(?=[A-Za-z]\b)", " x ", text).replace("×", " x ")
+    text = re.sub(r"\b([a-z])\s*[·⋅∙]\s*([a-z])\b", r"dot product of \1 and \2", text)
     for sign, ascii_text in SYMBOLS.items():
         text = text.replace(sign, ascii_text)
     return unicodedata.normalize("NFKC", text)
