@@ -14,7 +14,7 @@ from optiml.codec import restore
 from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult
 from optiml.device.plan import Plan, Pointer
 from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
-from optiml.problems.data import storage_dtype
+from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
 from optiml.ptx.counters import Counters
 from optiml.records import Build, DeviceInfo
@@ -97,7 +97,7 @@ class EmulatedDevice:
             "timeout_s": timeout_s,
             "l1_share_bytes": l1_share_bytes,
         }
-        blobs = [np.ascontiguousarray(filled[name]) for filled in contents for name in names]
+        blobs = [raw(filled[name]) for filled in contents for name in names]
         with self._lock:
             try:
                 reply, answers = self._call(header, blobs, timeout_s + 2.0)
@@ -116,7 +116,7 @@ class EmulatedDevice:
         return RunResult(runs=tuple(runs), launches=tuple(_report(item) for item in reply["launches"]))
 
     def _call(
-        self, header: dict[str, Any], blobs: list[Array], timeout_s: float
+        self, header: dict[str, Any], blobs: list[memoryview], timeout_s: float
     ) -> tuple[dict[str, Any], list[memoryview]]:
         """One call; a child that died gets one successor, since its death need not be this kernel's doing."""
         try:
