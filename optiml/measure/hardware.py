@@ -40,6 +40,7 @@ class Hardware:
     key: str
     name: str
     arch: str
+    calibration: str  # what stands behind the constants, for the reader of a profile
     # limits
     sms: int
     registers_per_sm: int
@@ -128,6 +129,7 @@ A100 = Hardware(
     key="a100",
     name="NVIDIA A100 (80 GB SXM)",
     arch="sm_80",
+    calibration="not calibrated on this GPU",
     sms=108,
     registers_per_sm=65536,
     max_registers_per_thread=255,
@@ -156,9 +158,9 @@ A100 = Hardware(
     convert_lanes=64,
     shuffle_lanes=32,
     tensor_fmas={"f16": 1024, "tf32": 512, "f64": 64, "s8": 2048},
-    l2_line_bytes=100,
+    l2_line_bytes=64,
     atomic_lanes_per_clock=40,
-    atomic_request_clocks=1.45,
+    atomic_request_clocks=2.5,
     atomic_sector_clocks=0.8,
     atomic_place_bytes=2048,
     shared_atomic_clocks=3.0,
@@ -173,6 +175,7 @@ H100 = Hardware(
     key="h100",
     name="NVIDIA H100 (80 GB SXM)",
     arch="sm_90",
+    calibration="not calibrated on this GPU",
     sms=132,
     registers_per_sm=65536,
     max_registers_per_thread=255,
@@ -201,9 +204,9 @@ H100 = Hardware(
     convert_lanes=64,
     shuffle_lanes=32,
     tensor_fmas={"f16": 2048, "tf32": 1024, "f64": 128, "s8": 4096, "f8": 4096},
-    l2_line_bytes=100,
+    l2_line_bytes=64,
     atomic_lanes_per_clock=44,
-    atomic_request_clocks=1.45,
+    atomic_request_clocks=2.5,
     atomic_sector_clocks=0.8,
     atomic_place_bytes=2048,
     shared_atomic_clocks=3.0,
@@ -214,7 +217,13 @@ H100 = Hardware(
     block_turnover_clocks=400,
     overlap_loss=0.10,
 )
-H200 = replace(H100, key="h200", name="NVIDIA H200 (141 GB SXM)", dram_bytes_per_s=4.8e12)
+H200 = replace(
+    H100,
+    key="h200",
+    name="NVIDIA H200 (141 GB SXM)",
+    calibration="not calibrated: a few constants were read off one such GPU",
+    dram_bytes_per_s=4.8e12,
+)
 
 HARDWARE: Mapping[str, Hardware] = {table.key: table for table in (A100, H100, H200)}
 

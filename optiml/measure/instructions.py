@@ -75,7 +75,9 @@ def cost(opcode: str) -> Cost:
         return _memory_or_tensor(family, parts)
     if family == "shfl":
         return _cost({"shuffle": 1}, shuffle=1)
-    if family in ("vote", "match", "redux", "activemask"):
+    if family == "match":
+        return _cost({"shuffle": 3}, shuffle=64)  # one comparison after another; measured on one H200
+    if family in ("vote", "redux", "activemask"):
         return _cost({"alu": 2}, int=1)
     if family == "cvt":
         return _convert(types)

@@ -84,6 +84,8 @@ def model_launch(shape: LaunchShape, counters: Counters, *, module: Module, hard
     terms = _terms_us(shape, counts, hardware)
     cycles = _warp_cycles(counters, counts, module, hardware)
     cycles += hardware.block_turnover_clocks + hardware.warp_start_clocks * counters.warps / counters.blocks
+    if counters.barriers:
+        cycles = math.hypot(cycles, _block_clocks(counts, hardware))
     terms["latency"] = 1e6 * max(1.0, _effective_waves(waves)) * cycles / hardware.clock_hz
     terms["launch"] = hardware.launch_us
     return LaunchModel(
@@ -279,6 +281,16 @@ def shared_clocks(counts: Mapping[str, float], hardware: Hardware) -> float:
         + hardware.shared_atomic_clocks * counts["shared_atomic.wavefronts"]
         + counts.get("slots.shuffle", 0.0) * WARP_THREADS / hardware.shuffle_lanes
     )
+
+
+def _block_clocks(counts: Mapping[str, float], hardware: Hardware) -> float:
+    """Clocks in which a block issues its own instructions and accesses.
+
+    Barriers keep the warps of a block in one phase, where they get in each other's way instead of filling each other's
+    gaps; only other blocks fill those.
+    """
+    issued = sum(number for name, number in counts.items() if name.startswith("slots."))
+    return max(issued / hardware.schedulers_per_sm, lsu_clocks(counts, hardware)) / counts["blocks"]
 
 
 def _effective_waves(waves: float) -> float:
