@@ -49,7 +49,7 @@ from optiml.reward import SPILL_CONDITION
 INPUT_SEED = 20260201  # fixed: a profile of the same kernel is the same profile
 DRAWN_ELEMENTS = 1 << 20  # then repeated; contents hardly matter to counts
 SAMPLED_THREADS = 1024  # of each launch: what a warp touches is logged, and uncoalesced warps touch much
-FIRST_BLOCKS = 1  # the first two blocks and the last, see device.sampling
+FIRST_BLOCKS = 2
 MOST_SAMPLED_BLOCKS, LEAST_SAMPLED_BLOCKS = 16, 2
 LONG_WARP_INSTRUCTIONS = 10_000  # of one warp; the first blocks of such a kernel have to do
 MOST_BLOCKS_IN_FULL = 64
@@ -84,9 +84,9 @@ class CountedProfiler:
     ) -> Profile:
         """Profile an accepted kernel at every bench entry; figures of the whole are sums weighted by the entries.
 
-        Big grids are sampled: pairs of neighbouring blocks spread over the grid and the last block run (16 or so; only
-        the first two and the last of a kernel whose warps execute more than 10 000 instructions), and counts are scaled
-        to the grid. Arrays that the kernel writes start as zeros, so that what the blocks left out would have produced
+        Big grids are sampled: pairs of neighbouring blocks spread over the grid (`device.sampling`), up to 16 blocks,
+        and only the first two of a kernel whose warps execute more than 10 000 instructions; counts are scaled to the
+        grid. Arrays that the kernel writes start as zeros, so that what the blocks left out would have produced
         leads no other block astray.
 
         Args:
