@@ -36,6 +36,7 @@ from optiml.search.tree import MAX_DEPTH, Node, Tree
 
 CATALOGUE_EDIT = "swap_strategy"
 FINALISTS = 3
+CONFIRMATIONS = 2  # runs of the final check, if the first one ended without saying anything of the kernel
 SMALL_BUDGET = 16  # evaluations up to which the root's best proposals are tried first, then halved
 PATIENCE = 12  # evaluations without a gain of at least GAIN before the search gives up; half the budget if that is more
 GAIN = 0.01
@@ -167,7 +168,7 @@ class Search:
                 return self._task(node, "full")
         while True:
             leader = self._leader()
-            if leader.index == 0 or leader.confirmed is not None:
+            if leader.index == 0 or (leader.confirmed is not None and not _may_be_asked_again(leader)):
                 self._end("finished", reason)
                 return None
             if leader.full is None:
@@ -535,6 +536,12 @@ def _told(task: Task, evaluation: Evaluation) -> str:
     return f"{what}: {evaluation.profile.time.median_us:.4g} us ({evaluation.profile.time.source})"
 
 
+def _may_be_asked_again(node: Node) -> bool:
+    """Whether a confirmation said nothing of the kernel (a process that died), and was tried only once."""
+    confirmed = node.confirmed
+    return confirmed is not None and confirmed.verdict.status == "unverified" and node.confirmations < CONFIRMATIONS
+
+
 def _preferred(nodes: Sequence[Node]) -> Node:
     """The fastest; of those that are less than 1 % slower the one with the shortest path, then the fastest of them.
 
@@ -547,7 +554,8 @@ def _preferred(nodes: Sequence[Node]) -> Node:
 
 def _stands(node: Node) -> bool:
     """Accepted wherever it was checked, at L1 where a full check ran."""
-    checks = [item for item in (node.full, node.confirmed) if item is not None]
+    confirmed = None if _may_be_asked_again(node) else node.confirmed
+    checks = [item for item in (node.full, confirmed) if item is not None]
     return node.state == "open" and all(
         item.verdict.status == "accepted" and "L1" in item.verdict.levels for item in checks
     )  # fmt: skip

@@ -471,7 +471,12 @@ def test_a_matrix_product_is_tiled_with_the_output_along_x() -> None:
         found[0].kernel,
         ("down_tile[e % 16][e / 16] = i < M && k < K ? (float)(A[i * K + k]) : (float)0;", "C[i * N + j] = acc;"),
     )
-    assert found[0].kernel.launches[0].grid == ("ceil_div(N, 64)", "ceil_div(M, 64)")
+    # 512 x 512 results make 64 tiles of 64 x 64, too few for all SMs: smaller tiles come first.
+    assert [item.kernel.launches[0].grid[0] for item in found] == [
+        "ceil_div(N, 32)",
+        "ceil_div(N, 64)",
+        "ceil_div(N, 128)",
+    ]
     assert found[0].kernel.launches[0].block == (16, 16)
 
 
@@ -499,6 +504,70 @@ def test_a_sum_in_global_memory_moves_into_a_register() -> None:
 def test_a_sum_whose_place_changes_stays_in_memory() -> None:
     source = row_sum_kernel().source.replace("s += x[r * C + c]", "y[c] += x[r * C + c]")
     assert proposals("register_accumulator", context(row_sum_kernel(source), rows_problem())) == []
+
+
+TILED = """\
+extern "C" __global__ void mm(const float* A, const float* B, float* C, int M, int N, int K) {
+    __shared__ float sa[16][17], sb[16][17];
+    int tx = threadIdx.x, ty = threadIdx.y;
+    int r = blockIdx.y * 16 + ty, c = blockIdx.x * 16 + tx;
+    float acc = 0.f;
+    for (int k = 0; k < K; k += 16) {
+        sa[ty][tx] = r < M && k + tx < K ? A[r * K + k + tx] : 0.f;
+        sb[ty][tx] = c < N && k + ty < K ? B[(k + ty) * N + c] : 0.f;
+        __syncthreads();
+        for (int t = 0; t < 16; ++t) acc += sa[ty][t] * sb[t][tx];
+        __syncthreads();
+    }
+    if (r < M && c < N) C[r * N + c] = acc;
+}
+"""
+
+
+def tiled(source: str = TILED) -> EditContext:
+    kernel = kernel_of(source, grid=("ceil_div(N, 16)", "ceil_div(M, 16)"), block=(16, 16),
+                       args=("A", "B", "C", "M", "N", "K"))  # fmt: skip
+    return context(kernel, given("swapped_matmul").problem)
+
+
+def test_merged_blocks_load_what_they_share_once() -> None:
+    found = proposals("merge_blocks", tiled())
+    along_x = next(item.kernel for item in found if item.kernel.launches[0].grid[0] == "ceil_div(N, 16 * 4)")
+    has_all(
+        along_x,
+        (
+            "int r = blockIdx.y * 16 + ty;",
+            "int c_x3 = (blockIdx.x * 4 + 3) * 16 + tx;",
+            "__shared__ float sa[16][17]; __shared__ float sb_x0[16][17];",
+            "acc_x3 += sa[ty][t] * sb_x3[t][tx]; }",
+        ),
+    )
+    assert along_x.source.count("A[r * K") == 1
+    assert along_x.source.count("__syncthreads()") == 2
+    assert all(compile_log(item.kernel) == "" for item in found)
+
+
+def test_merged_blocks_can_be_merged_along_the_other_axis() -> None:
+    once = next(
+        item.kernel for item in proposals("merge_blocks", tiled()) if "16 * 2" in item.kernel.launches[0].grid[0]
+    )  # type: ignore[operator]
+    again = proposals("merge_blocks", context(once, given("swapped_matmul").problem))
+    assert any("_y1" in item.kernel.source and "_x1" in item.kernel.source for item in again)
+    assert all(compile_log(item.kernel) == "" for item in again)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    float acc", "    if (r >= M || c >= N) return;\n    float acc"),  # threads of some blocks would leave
+        ("    float acc", "    if (r < M && c < N) __syncthreads();\n    float acc"),
+        ("C[r * N + c] = acc", "C[r * N + c] = acc + gridDim.x + gridDim.y"),
+        ("    float acc", "    atomicAdd(&C[0], 1.f);\n    float acc"),  # counts the blocks
+    ],
+)
+def test_blocks_whose_number_matters_are_not_merged(old: str, new: str) -> None:
+    assert old in TILED
+    assert proposals("merge_blocks", tiled(TILED.replace(old, new))) == []
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------

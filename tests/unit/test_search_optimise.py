@@ -102,6 +102,24 @@ def test_a_winner_that_fails_its_confirmation_gives_way_to_the_next() -> None:
     assert broken.best.verdict.status == "accepted"
 
 
+def test_a_confirmation_that_says_nothing_of_the_kernel_is_run_once_more() -> None:
+    plain = FakeEvaluator()
+    said: list[str] = []
+
+    def evaluate(kernel: Kernel, *, depth: Depth) -> Evaluation:
+        evaluation = plain(kernel, depth=depth)
+        if depth != "confirm":
+            return evaluation
+        said.append(evaluation.kernel_id)
+        lost = dataclasses.replace(evaluation.verdict, status="unverified", levels=())
+        return dataclasses.replace(evaluation, verdict=lost) if len(said) == 1 else evaluation
+
+    result = optimise(Search(spec()), evaluate, clock=lambda: 0.0)
+    assert len(said) == 2
+    assert len(set(said)) == 1
+    assert result.path == run().path
+
+
 def test_a_winner_that_fails_the_full_check_gives_way_too() -> None:
     result = run(FakeEvaluator(broken={"__shfl_xor_sync": ("full",)}))
     assert result.best is not None
