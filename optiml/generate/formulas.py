@@ -37,7 +37,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     (
         "gelu",
-        rf"{_LEFT}?(?:0\.5\*?\(?{_V}\)?\*?\(1(?:\.0f?)?\+erff?\({_V}/{_ROOT_2}\)\)|{_V}\*?Phi\({_V}\)){_END}",
+        rf"{_LEFT}?(?:(?:0\.5\*?\(?{_V}\)?|{_V}\*0\.5)\*?\(1(?:\.0f?)?\+erff?\({_V}/{_ROOT_2}\)\)|{_V}\*?Phi\({_V}\)){_END}",
     ),
     ("relu", rf"{_START}{_LEFT}?(?:np\.|torch\.|std::)?f?max(?:f|imum)?\((?:{_V},{_0}|{_0},{_V})\){_END}"),
     ("relu", rf"{_LEFT}?\(?{_V}>=?{_0}\)?\?{_V}:{_0}"),

@@ -28,6 +28,7 @@ from optiml.records import DTYPES, Problem, Scalar
 
 MAX_CHARACTERS = 8_000
 MAX_PHRASE_WORDS = 9
+MAX_GAP = 6  # tokens that "..." of a pattern may pass over
 MAX_UNKNOWN_SHARE = 0.34
 NETWORK_LAYER = "a layer of a network"  # a label of the vocabulary: often where a kernel is used, not what it is
 LABELLED = ("cross_entropy", "histogram")  # operators with an integer array beside the elements
@@ -129,7 +130,7 @@ def _read(
     found = tokens(text)
     table = _phrases(tuple(sorted((name, builtin.intent.names) for name, builtin in operators.items())))
     found, corrections = _corrected(found, table)
-    mentions = _mentions(found, table)
+    mentions = _with_patterns(found, _mentions(found, table), frozenset(operators))
     if problem is None:
         _check_language(found, mentions)
         named = [item for item in formulas if not item.foreign]
@@ -370,6 +371,70 @@ def _mentions(found: Sequence[Token], table: _Table) -> list[Mention]:
     return [
         dataclasses.replace(item, negated=_is_negated(item, found) or _is_denied_after(item, found)) for item in chosen
     ]
+
+
+def _with_patterns(found: Sequence[Token], mentions: list[Mention], names: frozenset[str]) -> list[Mention]:
+    """The mentions together with the patterns that the text matches.
+
+    What stands at the first word of a pattern gives way to it: in "multiply two vectors and sum" the product is part
+    of the dot product.
+    """
+    patterns = [(name, pattern) for name in sorted(names & GRAMMARS.keys()) for pattern in GRAMMARS[name].patterns]
+    patterns += [(label, pattern) for label, group in words.FOREIGN_PATTERNS.items() for pattern in group]
+    for label, pattern in patterns:
+        span = _match_pattern(found, pattern)
+        if span is None:
+            continue
+        first, last = span
+        text = " ".join(token.text for token in found[first : last + 1])
+        whole = Mention(
+            kind="operator" if label in GRAMMARS else "foreign",
+            label=label,
+            text=text,
+            first=first,
+            last=last,
+            strength=USUAL,
+        )
+        named = any(item.kind == "operator" and item.first <= first <= item.last for item in mentions)
+        if named and whole.kind == "operator":
+            continue
+        mentions = [item for item in mentions if not (item.first <= first <= item.last < last and item.kind != "dtype")]
+        mentions.append(dataclasses.replace(whole, negated=_is_negated(whole, found)))
+    return sorted(mentions, key=lambda item: (item.first, item.last))
+
+
+def _match_pattern(found: Sequence[Token], pattern: str) -> tuple[int, int] | None:
+    """First and last token of a pattern of the vocabulary in the text; None where it does not occur."""
+    steps = [frozenset(step.split("|")) for step in pattern.split()]
+    for start, token in enumerate(found):
+        if _is_one_of(token, steps[0]):
+            last = _match_steps(found, start + 1, steps[1:])
+            if last is not None:
+                return start, last
+    return None
+
+
+def _match_steps(found: Sequence[Token], index: int, steps: Sequence[frozenset[str]]) -> int | None:
+    if not steps:
+        return index - 1
+    gap = steps[0] == _GAP
+    wanted = steps[1] if gap else steps[0]
+    for position in range(index, min(len(found), index + MAX_GAP + 1) if gap else min(len(found), index + 1)):
+        token = found[position]
+        if token.kind == "symbol" and token.text in ".;:":
+            return None
+        if _is_one_of(token, wanted):
+            last = _match_steps(found, position + 1, steps[2:] if gap else steps[1:])
+            if last is not None:
+                return last
+    return None
+
+
+def _is_one_of(token: Token, wanted: frozenset[str]) -> bool:
+    return token.text.lower() in wanted or ("#" in wanted and token.kind == "number")
+
+
+_GAP = frozenset({"..."})
 
 
 def _dtypes_inside(mention: Mention, inside: Sequence[Mention]) -> list[Mention]:

@@ -26,6 +26,7 @@ class Grammar:
     unique: tuple[str, ...] = ()
     usual: tuple[str, ...] = ()
     common: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     explains: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     symbols: str = ""
@@ -70,6 +71,7 @@ def _grammar(fields: dict[str, Any]) -> Grammar:
     }
     return Grammar(
         **listed,
+        patterns=tuple(fields.get("patterns", ())),
         symbols=fields.get("symbols", ""),
         fold=fields.get("fold", "none"),
         fixed=fields.get("fixed", {}),
@@ -98,6 +100,7 @@ MODIFIERS: Mapping[str, Modifier] = {
     for label, item in _TABLES["modifiers"].items()
 }
 FOREIGN = _groups(_TABLES["foreign"])
+FOREIGN_PATTERNS: Mapping[str, list[str]] = _TABLES["foreign_patterns"]
 ARITHMETIC = _groups(_TABLES["arithmetic"])
 DTYPES = _groups(_TABLES["dtypes"])
 IMPLIED_DTYPES: Mapping[str, str] = _TABLES["implied_dtypes"]

@@ -92,7 +92,7 @@ _ATOM = r"(?:\d+\s*(?:\^|\*\*)\s*\d+|1\s*<<\s*\d+|\d+(?:\.\d+)?(?:[kKMmG]i?)(?![
 _LEXER = re.compile(
     rf"""
       (?P<brackets>[\[(]\s*{_ATOM}(?:\s*,\s*{_ATOM})+\s*,?\s*[\])])
-    | (?P<chain>{_ATOM}(?:\s*[xX]\s*{_ATOM})+(?![A-Za-z0-9]) | {_ATOM}(?:\s+by\s+{_ATOM})+(?![A-Za-z0-9]))
+    | (?P<chain>{_ATOM}(?:\s*[xX]\s*{_ATOM})+(?![A-Za-z0-9]) | {_ATOM}(?:(?:\s+by\s+|-by-){_ATOM})+(?![A-Za-z0-9]))
     | (?P<product>{_ATOM}(?:\s*\*\s*{_ATOM})+)
     | (?P<power>\d+\s*(?:\^|\*\*)\s*\d+ | 1\s*<<\s*\d+ | 2\s+to\s+the\s+(?:power\s+(?:of\s+)?)?\d+(?:th)?)
     | (?P<suffixed>\d+(?:\.\d+)?(?:\s?[kKMG]i(?:B(?!\w))?|[kKMmG])(?![A-Za-z0-9]))

@@ -65,7 +65,7 @@ __device__ __forceinline__ void attend(const T* __restrict__ q, const T* __restr
     for (int i = thread; i < QUERIES * WIDTH; i += THREADS) {
         int query = i / WIDTH, d = i % WIDTH;
         bool exists = first_query + query < S && d < D;
-        q_tile[d * (QUERIES + PAD) + query] = exists ? up(queries[(long long)query * D + d]) * scale : A(0);
+        q_tile[d * (QUERIES + PAD) + query] = exists ? up(queries[(long long)query * D + d]) : A(0);
     }
     A result[QUERY_SHARE][PARTS] = {};
     A largest[QUERY_SHARE], total[QUERY_SHARE];
@@ -110,7 +110,7 @@ __device__ __forceinline__ void attend(const T* __restrict__ q, const T* __restr
             A peak = largest[i];
 #pragma unroll
             for (int j = 0; j < KEY_SHARE; ++j) {
-                if (first + x * KEY_SHARE + j >= S) score[i][j] = -INFINITY;
+                score[i][j] = first + x * KEY_SHARE + j < S ? score[i][j] * scale : -INFINITY;
                 peak = max(peak, score[i][j]);
             }
 #pragma unroll
