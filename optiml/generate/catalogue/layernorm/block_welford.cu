@@ -33,7 +33,7 @@ struct Moments {
     A squares;  // sum of squared deviations from the mean
 };
 
-// The share of one part in a merged mean; an error of two units in the last place there moves the mean by less than
+// The share of one part in a merged mean; two units in the last place of it move the mean by about as much as
 // rounding does.
 __device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
 __device__ __forceinline__ double quotient(double a, double b) { return a / b; }
