@@ -95,6 +95,7 @@ class Segment:
     Attributes:
         operations: the closures.
         kind, target, predicate, negated: how it ends; `predicate` is a slot.
+        reads, writes: slots whose values on entry its instructions need, and slots they set.
         live: slots whose values are needed from here on; `live_after` the same for the next segment.
         weight: number of instructions, for budgets and counters.
         warp_wide: the first instruction needs whole warps; `mask` is the slot of its member mask, None for all.
@@ -104,23 +105,8 @@ class Segment:
     """
 
     __slots__ = (
-        "barrier",
-        "counted_branch",
-        "exits",
-        "kind",
-        "last_line",
-        "live",
-        "live_after",
-        "mask",
-        "mix",
-        "negated",
-        "number",
-        "operations",
-        "origin",
-        "predicate",
-        "target",
-        "warp_wide",
-        "weight",
+        "barrier", "counted_branch", "exits", "kind", "last_line", "live", "live_after", "mask", "mix", "negated",
+        "number", "operations", "origin", "predicate", "reads", "target", "warp_wide", "weight", "writes",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -133,6 +119,8 @@ class Segment:
         self.counted_branch = True
         self.live: tuple[int, ...] = ()
         self.live_after: tuple[int, ...] = ()
+        self.reads: frozenset[int] = frozenset()
+        self.writes: frozenset[int] = frozenset()
         self.weight = 0
         self.warp_wide = False
         self.mask: int | None = None
@@ -148,8 +136,8 @@ class Program:
     """A kernel ready to run.
 
     Attributes:
-        zeros: slot and dtype of the registers, which read as 0 until written.
         constants: slot and value of every literal.
+        base: a frame with literals in place and every register 0.
         parameters: (slot, byte offset, dtype) of the kernel parameters that are read.
         symbols: (slot, module-scope variable, addend) of the global addresses that are needed.
         launch_values: slot by special register with one value per launch.
@@ -160,8 +148,8 @@ class Program:
 
     segments: list[Segment] = field(default_factory=list)
     slots: int = 0
-    zeros: list[tuple[int, np.dtype[Any]]] = field(default_factory=list)
     constants: list[tuple[int, Array]] = field(default_factory=list)
+    base: Frame = field(default_factory=list)
     parameters: list[tuple[int, int, np.dtype[Any]]] = field(default_factory=list)
     symbols: list[tuple[int, str, int]] = field(default_factory=list)
     launch_values: dict[str, int] = field(default_factory=dict)
@@ -711,7 +699,13 @@ class Lowering:
                 segment.kind = FALL
         self.liveness(reads, writes)
         program.registers = len(self.dtypes)
-        program.zeros = [(slot, self.dtypes[name]) for name, slot in self.slots.items() if name in self.dtypes]
+        zeros: dict[np.dtype[Any], Array] = {}
+        program.base = [np.zeros(1, I32)] * program.slots
+        for name, slot in self.slots.items():
+            dtype = self.dtypes.get(name, U32)
+            program.base[slot] = zeros.setdefault(dtype, np.zeros(1, dtype))
+        for slot, value in program.constants:
+            program.base[slot] = value
 
     def control(self, item: _Item, segment: Segment, jumps: list[tuple[Segment, str]]) -> bool:
         """Make a branch, exit or barrier the end of its segment; False if it is none of them after all."""
@@ -783,6 +777,8 @@ class Lowering:
         for segment in segments:
             if segment.kind == BRANCH and segment.predicate not in writes[segment.number]:
                 reads[segment.number].add(segment.predicate)
+        for segment in segments:
+            segment.reads, segment.writes = frozenset(reads[segment.number]), frozenset(writes[segment.number])
         as_bits = [sum(1 << s for s in slots) for slots in reads]
         kill = [sum(1 << s for s in slots) for slots in writes]
         live = [0] * len(segments)
@@ -1783,7 +1779,7 @@ def _guarded(
                 step(frame, group)
             return
         chosen = np.flatnonzero(~holds if negated else holds)
-        part = group.part(chosen, live, group.place, frame)
+        part = group.subset(chosen, live, frame)
         for step in steps:
             step(part.frame, part)
         for slot in defines:

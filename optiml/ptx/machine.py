@@ -133,8 +133,8 @@ class Machine:
             InvalidInput: the call does not fit the kernel.
         """
         limits = limits or Limits()
-        function = loaded.module.kernels.get(kernel)
-        if function is None:
+        function = loaded.module.functions.get(kernel)
+        if function is None or not function.kernel:
             raise InvalidInput(f"the module has no kernel {kernel!r}")
         total = _check_call(function, grid, block, shared_bytes, args)
         program = program_of(loaded.module, kernel, counting=count)
@@ -212,31 +212,33 @@ def _parameter_area(function: Function, args: Sequence[bytes]) -> bytes:
     return bytes(area)
 
 
+# special registers with a value that no program should depend on, and those of a cluster of one block
+_FIXED = {
+    "%nwarpid": 64, "%smid": 0, "%nsmid": 108, "%gridid": 1, "%WARP_SZ": WARP, "%cluster_nctaid": 1,
+    "%cluster_ctaid": 0, "%cluster_ctarank": 0, "%cluster_nctarank": 1,
+}  # fmt: skip
+
+
 def _template(
     program: Program, loaded: LoadedModule, parameters: bytes, grid: tuple[int, int, int],
     block: tuple[int, int, int], shared: int, dynamic: int,
 ) -> list[Any]:  # fmt: skip
     """The frame every group starts from: literals, parameters, addresses and launch geometry."""
-    frame: list[Any] = [np.zeros(1, np.int32)] * program.slots
-    for slot, dtype in program.zeros:
-        frame[slot] = np.zeros(1, dtype)
-    for slot, value in program.constants:
-        frame[slot] = value
+    frame = program.base.copy()
     for slot, offset, dtype in program.parameters:
         frame[slot] = np.frombuffer(parameters[offset : offset + dtype.itemsize], dtype).copy()
     for slot, name, addend in program.symbols:
         frame[slot] = np.array([loaded.address(name) + addend], np.uint64)
-    values = {f"%ntid.{axis}": size for axis, size in zip("xyz", block, strict=True)}
-    for axis, size in zip("xyz", grid, strict=True):
-        values[f"%nctaid.{axis}"] = values[f"%nclusterid.{axis}"] = size
-        values[f"%cluster_nctaid.{axis}"] = 1
-        values[f"%cluster_ctaid.{axis}"] = 0
-    values |= {
-        "%nwarpid": 64, "%smid": 0, "%nsmid": 108, "%gridid": 1, "%dynamic_smem_size": dynamic,
-        "%total_smem_size": shared, "%cluster_ctarank": 0, "%cluster_nctarank": 1, "%WARP_SZ": WARP,
-    }  # fmt: skip
     for name, slot in program.launch_values.items():
-        frame[slot] = np.array([values[name]], np.uint64 if name == "%gridid" else np.uint32)
+        if name.startswith("%ntid"):
+            value = block["xyz".index(name[-1])]
+        elif name.startswith(("%nctaid", "%nclusterid")):
+            value = grid["xyz".index(name[-1])]
+        elif name.endswith("_smem_size"):
+            value = dynamic if name.startswith("%dynamic") else shared
+        else:
+            value = _FIXED[name.split(".")[0]]
+        frame[slot] = np.array([value], np.uint64 if name == "%gridid" else np.uint32)
     return frame
 
 

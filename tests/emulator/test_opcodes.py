@@ -402,8 +402,12 @@ def test_minimum_and_maximum_prefer_numbers_and_order_zeros() -> None:
     strict = [np.nan if x != x or y != y else max(x, y, key=key) for x, y in rows]
     assert same(evaluate("max.NaN.f32 %y, %x0, %x1;", a, b, output=F32), np.array(strict, F32))
     wide = np.array(a, F64), np.array(b, F64)
-    assert same(evaluate("max.f64 %y, %x0, %x1;", *wide, output=F64), np.array(
-        [y if x != x else x if y != y else max(x, y, key=key) for x, y in zip(*map(list, wide), strict=True)], F64))
+    assert same(
+        evaluate("max.f64 %y, %x0, %x1;", *wide, output=F64),
+        np.array(
+            [y if x != x else x if y != y else max(x, y, key=key) for x, y in zip(*map(list, wide), strict=True)], F64
+        ),
+    )
 
 
 def test_sign_operations() -> None:
