@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,17 +19,19 @@ from functools import cache
 from typing import Literal
 
 from optiml.errors import InvalidInput
+from optiml.expressions import evaluate
 from optiml.generate import vocabulary as words
 from optiml.generate.formulas import find_formulas, unexplained_arithmetic
-from optiml.generate.sizes import Sizes, read_sizes
+from optiml.generate.sizes import read_sizes
 from optiml.generate.vocabulary import COMMON, GRAMMARS, UNIQUE, USUAL, Grammar
 from optiml.generate.words import Token, fold, plain, tokens
-from optiml.problems.problem import Builtin, builtin_names, check_workload, load_builtin, with_dtype
+from optiml.problems.problem import Builtin, builtin_names, check_workload, in_domain, load_builtin, with_dtype
 from optiml.records import DTYPES, Problem, Scalar
 
 MAX_CHARACTERS = 8_000
 MAX_PHRASE_WORDS = 9
 MAX_GAP = 6  # tokens that "..." of a pattern may pass over
+MAX_ASSUMED_ELEMENTS = 1 << 24  # an array of assumed size should fit a laptop
 MAX_UNKNOWN_SHARE = 0.34
 NETWORK_LAYER = "a layer of a network"  # a label of the vocabulary: often where a kernel is used, not what it is
 LABELLED = ("cross_entropy", "histogram")  # operators with an integer array beside the elements
@@ -39,7 +42,7 @@ class Intention:
     """What a text asks for. `refused` is None exactly when `problem_name` is set."""
 
     problem_name: str | None
-    axes: Mapping[str, int] = field(default_factory=dict)  # only those that the text or the caller gave
+    axes: Mapping[str, int] = field(default_factory=dict)  # those given, and assumed ones that differ from the bench's
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     dtype: str | None = None
     assumed: tuple[str, ...] = ()
@@ -136,7 +139,7 @@ def _read(
         named = [item for item in formulas if not item.foreign]
         foreign = [item.label for item in formulas if item.foreign]
         problem = _operator(found, mentions, [item.label for item in named], foreign, operators)
-        _check_unknown_words(found, mentions, problem)
+        _check_unknown_words(found, mentions, problem, _axis_words(operators[problem]))
     else:
         _check_changes(found, mentions, problem)
         _check_formulas([item.label for item in formulas], problem)
@@ -151,13 +154,21 @@ def _read(
     except InvalidInput as error:
         raise Refused(str(error)) from error
     read_dtype, dtype_notes = _dtype(found, mentions, builtin, signature_dtype)
+    stated = {**sizes.axes, **axes}
+    reduced = _reduced_sizes(builtin.problem, stated, sizes.scalars)
     return _checked(
         Intention(
             problem_name=problem,
-            axes={**sizes.axes, **axes},
+            axes={**stated, **reduced},
             scalars=sizes.scalars,
             dtype=dtype or read_dtype,
-            assumed=(*corrections, *_assumed(builtin, grammar, sizes, axes), *dtype_notes * (dtype is None)),
+            assumed=(
+                *corrections,
+                *grammar.assumes,
+                *_assumed_sizes(builtin, reduced, stated, sizes.scalars),
+                *sizes.notes,
+                *(dtype_notes if dtype is None else ()),
+            ),
         ),
         operators,
     )
@@ -571,6 +582,12 @@ def _size_and_role_words(problem: str) -> frozenset[str]:
     return frozenset({*found, *map(fold, found)})
 
 
+def _axis_words(builtin: Builtin) -> frozenset[str]:
+    """The words of the problem's own `[intent]` table for its sizes."""
+    phrases = [*builtin.intent.axes, *(phrase for group in builtin.intent.axes.values() for phrase in group)]
+    return frozenset(fold(word) for phrase in phrases for word in re.findall(r"[A-Za-z0-9]+", phrase))
+
+
 @cache
 def _long_operator_words(names: frozenset[str]) -> frozenset[str]:
     phrases = [phrase for name in names for phrase in GRAMMARS[name].unique]
@@ -756,10 +773,12 @@ def _check_formulas(labels: Sequence[str], chosen: str) -> None:
             raise Refused(f"the formula in the text is not {_name(chosen)}")
 
 
-def _check_unknown_words(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+def _check_unknown_words(
+    found: Sequence[Token], mentions: Sequence[Mention], chosen: str, axis_words: frozenset[str]
+) -> None:
     """Refuse unknown words where they may change the operator: the nearer and the commoner its name, the sooner."""
     covered = {index for item in mentions for index in range(item.first, item.last + 1)}
-    known = _size_and_role_words(chosen)
+    known = _size_and_role_words(chosen) | axis_words
     unknown = [
         index
         for index, token in enumerate(found)
@@ -929,19 +948,50 @@ def _clause(found: Sequence[Token], start: int, step: int) -> Iterator[Token]:
         index += step
 
 
-def _assumed(builtin: Builtin, grammar: Grammar, sizes: Sizes, given: Mapping[str, int]) -> list[str]:
+def _reduced_sizes(problem: Problem, stated: Mapping[str, int], scalars: Mapping[str, Scalar]) -> dict[str, int]:
+    """Sizes to assume in place of the bench's own, where those would make an array too large beside the stated ones."""
+    model = problem.bench[0] if problem.bench else problem.workloads[0]
+    own = _largest_array(problem, model.axes, model.scalars)
+    sizes = {**model.axes, **stated}
+    reduced: dict[str, int] = {}
+    while stated and _largest_array(problem, sizes, {**model.scalars, **scalars}) > max(MAX_ASSUMED_ELEMENTS, own):
+        shrinkable = {
+            name: size
+            for name, size in sizes.items()
+            if name not in stated and size > 1 and in_domain(problem.axes[name], size // 2)
+        }
+        if not shrinkable:
+            break
+        name = max(shrinkable, key=lambda axis: shrinkable[axis])
+        sizes[name] = reduced[name] = sizes[name] // 2
+    return reduced
+
+
+def _largest_array(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> int:
+    """Elements of the largest array; 0 where the sizes do not fit the problem at all."""
+    names = {**axes, **scalars}
+    shapes = [
+        tensor.shape for tensor in (*problem.inputs.values(), *problem.outputs.values()) if tensor.shape is not None
+    ]
+    try:
+        return max((math.prod(evaluate(size, names) for size in shape) for shape in shapes), default=0)
+    except InvalidInput:
+        return 0
+
+
+def _assumed_sizes(
+    builtin: Builtin, reduced: Mapping[str, int], stated: Mapping[str, int], scalars: Mapping[str, Scalar]
+) -> list[str]:
     problem = builtin.problem
     model = problem.bench[0] if problem.bench else problem.workloads[0]
-    notes = list(grammar.assumes)
-    for name in problem.axes:
-        if name not in sizes.axes and name not in given and name in model.axes:
+    notes = []
+    for name, size in {**model.axes, **reduced}.items():
+        if name not in stated:
             called = builtin.intent.axes.get(name, ())
             meaning = f" ({called[0]})" if called and called[0].lower() != name.lower() else ""
-            notes.append(f"axis {name}{meaning} was not given; {model.axes[name]} assumed")
-    for name, value in model.scalars.items():
-        if name not in sizes.scalars:
-            notes.append(f"{name} was not given; {value} assumed")
-    return [*notes, *sizes.notes]
+            notes.append(f"axis {name}{meaning} was not given; {size} assumed")
+    notes += [f"{name} was not given; {value} assumed" for name, value in model.scalars.items() if name not in scalars]
+    return notes
 
 
 def _checked(intention: Intention, operators: Mapping[str, Builtin]) -> Intention:
