@@ -36,7 +36,7 @@ def test_the_demo_goes_from_generate_to_a_finished_search(play: Play, mcp_demo: 
 
     play(scenario)
     assert lines[0].startswith("tools")
-    assert any("cached: True" in line for line in lines)
+    assert any("cached: true" in line for line in lines)
     assert lines[-1].startswith("report")
 
 
