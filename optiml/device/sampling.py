@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 GOLDEN_RATIO = 0.6180339887498949  # its multiples spread evenly and never line up with the rows of a grid
 
 

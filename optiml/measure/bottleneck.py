@@ -17,7 +17,7 @@ from optiml.records import Bottleneck
 
 Kind = Literal["memory", "compute", "latency", "launch"]
 MOST_FINDINGS = 5
-LEAST_WEIGHT = 0.02  # a finding that concerns less of the time than this is not told
+LEAST_WEIGHT = 0.05  # a finding that concerns less of the time than this is not told
 LAUNCH_BOUND_SHARE = 0.5
 
 _KINDS: Mapping[str, Kind] = {
@@ -109,8 +109,8 @@ def bottleneck(
 def _binding_evidence(seen: Observation, binding: str) -> str:
     others = sorted((term for term in TERMS if term != binding), key=lambda term: -seen.terms_us[term])
     return (
-        f"{_TERM_NAMES[binding]} takes {seen.terms_us[binding]:.3g} of {seen.time_us:.3g} µs (modelled); "
-        f"next is {_TERM_NAMES[others[0]]} with {seen.terms_us[others[0]]:.3g} µs"
+        f"{_TERM_NAMES[binding]}: {_us(seen.terms_us[binding])} of {_us(seen.time_us)} (modelled); "
+        f"next is {_TERM_NAMES[others[0]]} with {_us(seen.terms_us[others[0]])}"
     )
 
 
@@ -286,7 +286,7 @@ def _divergence(context: Context) -> Finding | None:
     return Finding(
         weight=(1.0 - active / 32.0) * context.share("issue", "fp32", "int", "lsu", "latency"),
         evidence=f"{active:.1f} of 32 threads are active in an average instruction"
-        + (f", {context.seen.counts['divergent_branches']:.3g} branches diverge" if _diverges(context) else ""),
+        + (f", {context.seen.counts['divergent_branches']:,.0f} branches diverge" if _diverges(context) else ""),
         advice="let the threads of a warp take the same path: branch on warp-sized units, fill warps, and reduce with "
         "__shfl_down_sync instead of switching threads off",
     )
@@ -314,7 +314,7 @@ def _special_functions(context: Context) -> Finding | None:
         return None
     return Finding(
         weight=0.5 * context.share("sfu"),
-        evidence=f"special functions and conversions take {context.seen.terms_us['sfu']:.3g} µs",
+        evidence=f"special functions and conversions take {_us(context.seen.terms_us['sfu'])}",
         advice="compute fewer of them: __expf or exp2f with a pre-scaled argument, one reciprocal instead of many "
         "divisions, tables for what repeats",
     )
@@ -326,7 +326,7 @@ def _double_precision(context: Context) -> Finding | None:
         return None
     return Finding(
         weight=context.share("fp64"),
-        evidence=f"{operations:.3g} fp64 operations take {context.seen.terms_us['fp64']:.3g} µs",
+        evidence=f"{operations:,.0f} fp64 operations take {_us(context.seen.terms_us['fp64'])}",
         advice="keep the arithmetic in float where the problem is float: a literal without f is a double",
     )
 
@@ -349,7 +349,7 @@ def _contended_atomics(context: Context) -> Finding | None:
         return None
     return Finding(
         weight=context.share("atomics"),
-        evidence=f"{context.seen.counts['global_atomic.requests']:.3g} atomic requests queue for the same sectors",
+        evidence=f"{context.seen.counts['global_atomic.requests']:,.0f} atomic requests queue for few places of L2",
         advice="reduce in registers, warps and shared memory first, and issue one global atomic per block",
     )
 
@@ -374,8 +374,8 @@ def _block_starts(context: Context) -> Finding | None:
     return Finding(
         weight=context.share("dispatch"),
         evidence=(
-            f"starting {launch.shape.blocks} blocks of {launch.shape.threads_per_block} threads takes "
-            f"{context.seen.terms_us['dispatch']:.3g} µs"
+            f"starting {launch.shape.blocks:,} blocks of {launch.shape.threads_per_block} threads takes "
+            f"{_us(context.seen.terms_us['dispatch'])}"
         ),
         advice="start fewer blocks: larger ones, or several elements per thread (a grid-stride loop, 16-byte accesses)",
     )
@@ -391,7 +391,7 @@ def _launch_overhead(context: Context) -> Finding | None:
     )
     return Finding(
         weight=context.share("launch"),
-        evidence=f"launching takes {context.seen.terms_us['launch']:.3g} of {context.seen.time_us:.3g} µs",
+        evidence=f"launching takes {_us(context.seen.terms_us['launch'])} of {_us(context.seen.time_us)}",
         advice=advice,
     )
 
@@ -407,6 +407,10 @@ def _nothing_special(context: Context) -> Finding:
 def _slots(context: Context) -> dict[str, float]:
     counts = context.seen.counts
     return {name.partition(".")[2]: number for name, number in counts.items() if name.startswith("slots.")}
+
+
+def _us(time_us: float) -> str:
+    return f"{time_us:,.0f} µs" if time_us >= 100.0 else f"{time_us:.3g} µs"
 
 
 def _bytes(number: float) -> str:
