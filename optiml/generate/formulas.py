@@ -90,14 +90,15 @@ _ARITHMETIC = re.compile(rf"[\w\])][ \t]*{_SIGN}[ \t]*[\w(\[|]|\+=|\|\s*\w+\s*\|
 def find_formulas(text: str) -> tuple[list[Formula], str]:
     """Known formulas, and the text with them taken out."""
     formulas: list[Formula] = []
+    squeezed, places = _squeeze(text)
     for label, pattern in _COMPILED:
-        squeezed, places = _squeeze(text)
         match = pattern.search(squeezed)
         if match is None:
             continue
         formulas.append(Formula(label=label, text=match.group(), foreign=label not in GRAMMARS))
         start, end = places[match.start()], places[match.end() - 1] + 1
         text = f"{text[:start]} ; {text[end:]}"
+        squeezed, places = _squeeze(text)
     return formulas, text
 
 

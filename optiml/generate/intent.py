@@ -658,11 +658,14 @@ def _is_surroundings(mention: Mention, found: Sequence[Token]) -> bool:
     before = " ".join(token.text.lower() for token in found[max(0, mention.first - 6) : mention.first])
     if mention.label == NETWORK_LAYER and re.search(r"\b(?:for|in|of|from|inside)(?: \w+){0,3}$", before):
         return True
-    return any(
-        re.search(
-            rf"\b{phrase}(?: (?:a|an|the|each|every|its|transformer|multi|standard|flash|decoder|encoder))*$", before
-        )
-        for phrase in words.SURROUNDINGS
+    return _surroundings().search(before) is not None
+
+
+@cache
+def _surroundings() -> re.Pattern[str]:
+    phrases = "|".join(words.SURROUNDINGS)
+    return re.compile(
+        rf"\b(?:{phrases})(?: (?:a|an|the|each|every|its|transformer|multi|standard|flash|decoder|encoder))*$"
     )
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from optiml.errors import InvalidInput
 from optiml.generate import vocabulary as words
@@ -404,7 +405,7 @@ class _Reader:
 
     def _phrase_at(self, index: int, phrases: Sequence[str]) -> int:
         """How many tokens of the longest of `phrases` stand at `index`; 0 for none."""
-        keys = {_squeeze(phrase) for phrase in phrases}
+        keys = _squeezed(tuple(phrases))
         squeezed, best = "", 0
         for length in range(1, 2 * MAX_AXIS_WORDS):
             position = index + length - 1
@@ -728,6 +729,12 @@ class _Reader:
         return any(key in _MACHINE_BEFORE for key in squeezed)
 
 
+@lru_cache(maxsize=256)
+def _squeezed(phrases: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(map(_squeeze, phrases))
+
+
+@lru_cache(maxsize=8192)
 def _squeeze(phrase: str) -> str:
     return "".join(fold(word) for word in re.findall(r"[A-Za-z0-9]+", phrase))
 
