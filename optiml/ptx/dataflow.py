@@ -9,6 +9,7 @@ when every instruction of the one before it has started, while results may still
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from optiml.ptx.parse import Address, BasicBlock, Function, Instruction, Operand, Register, Symbol, Vector
 
 _SPACES = ("global", "shared", "local", "const", "param")
+_NEAR_SPACES = frozenset(_SPACES) - {"global"}
+WORKING_REGISTERS = 12  # taken to hold everything but loads under way
 LONGEST_PREDICATED = 8  # instructions of a branch that ptxas is taken to replace by predicates
 SIMULATED_ITERATIONS = 3  # the last one stands for the steady state
 
@@ -37,7 +40,11 @@ class BlockCycles:
 
 
 def function_cycles(
-    function: Function, executions: Mapping[int, int], timing: Callable[[Instruction, int], Timing]
+    function: Function,
+    executions: Mapping[int, int],
+    timing: Callable[[Instruction, int], Timing],
+    *,
+    registers: int | None = None,
 ) -> dict[int, BlockCycles]:
     """Critical-path length of each executed basic block in cycles, by index of the block.
 
@@ -46,20 +53,24 @@ def function_cycles(
     So unrolling, which puts several loads into one execution, shortens a loop, and so does `.nc` (from
     `const __restrict__`) where stores stand between loads.
 
+    Results of loads that are under way occupy registers: with R of them a thread has R - 12 left for that, one for each
+    word and one for an address, and a load that finds none free waits for the oldest.
+
     Executed blocks are walked once in the order of the text, each charged with what it adds to the path. A block
     executed less than half as often as both its neighbours is a detour: it is charged, and the walk goes on as if it
     had been passed by. A block that branches to itself is walked three times; the last difference is its steady state.
 
     Args:
         executions: how often each block was executed, by any warp; blocks that are missing were not.
-        timing: cost of an instruction, given also how many global loads its region has.
+        timing: cost of an instruction, given also how many global loads of its region are under way together.
+        registers: of a thread, from ptxas; None for no limit.
     """
     executed = [index for index in range(len(function.blocks)) if executions.get(index, 0) > 0]
     regions = _regions(function.blocks)
     loads: dict[int, int] = {}
     for index in executed:
         loads[regions[index]] = loads.get(regions[index], 0) + _global_loads(function.blocks[index])
-    walk = _Walk(timing)
+    walk = _Walk(timing, None if registers is None else max(0, registers - WORKING_REGISTERS))
     cycles = {}
     region = -1
     for place, index in enumerate(executed):
@@ -106,18 +117,27 @@ def _targets(block: BasicBlock) -> list[str]:
 
 
 def _global_loads(block: BasicBlock) -> int:
-    return sum(
-        instruction.parts[0] in ("ld", "ldu") and not {"shared", "local", "const", "param"} & set(instruction.parts)
-        for instruction in block.instructions
-    )
+    return sum(_is_global_load(instruction) for instruction in block.instructions)
+
+
+def _is_global_load(instruction: Instruction) -> bool:
+    return instruction.parts[0] in ("ld", "ldu") and not _NEAR_SPACES & set(instruction.parts)
+
+
+def _words(instruction: Instruction) -> int:
+    """Registers that the result of a load takes."""
+    count = next((int(part[1:]) for part in instruction.parts if part in ("v2", "v4", "v8")), 1)
+    return count * (2 if instruction.parts[-1][1:] == "64" else 1)
 
 
 class _Walk:
     """Moments at which registers and memory become ready while blocks are executed one after another."""
 
-    def __init__(self, timing: Callable[[Instruction, int], Timing]) -> None:
+    def __init__(self, timing: Callable[[Instruction, int], Timing], free_registers: int | None) -> None:
         self._timing = timing
-        self._loads = 0  # global loads of the region
+        self._free_registers = free_registers
+        self._loads = 0  # global loads of the region that are under way together
+        self._under_way: deque[tuple[float, int]] = deque()  # of loads: when the result is there, registers
         self._ready: dict[str, float] = {}
         self._begin = 0.0  # of the region
         self._slots = 0.0  # issued in the region
@@ -128,11 +148,14 @@ class _Walk:
 
     def copy(self) -> _Walk:
         twin = copy(self)
-        twin._ready, twin._stored = dict(self._ready), dict(self._stored)
+        twin._ready, twin._stored, twin._under_way = dict(self._ready), dict(self._stored), deque(self._under_way)
         return twin
 
     def enter_region(self, loads: int) -> None:
         self._loads = loads
+        if self._free_registers is not None:
+            self._loads = max(1, min(loads, self._free_registers // 2))
+        self._under_way.clear()
         self._begin, self._slots = self._exit, 0.0
 
     def lengths(self, block: BasicBlock) -> BlockCycles:
@@ -151,11 +174,20 @@ class _Walk:
             cost = self._timing(instruction, self._loads)
             start = max([self._begin, *(self._ready.get(name, 0.0) for name in _reads(instruction))])
             start = self._in_memory_order(instruction, start, cost)
+            if _is_global_load(instruction):
+                start = self._when_registers_are_free(_words(instruction) + 1, start, cost.latency)
             for name in _writes(instruction):
                 self._ready[name] = start + max(cost.latency, cost.slots)
             self._slots += cost.slots
             self._exit = max(self._exit, start + cost.slots, self._begin + self._slots)
         return self._exit - before
+
+    def _when_registers_are_free(self, registers: int, start: float, latency: float) -> float:
+        if self._free_registers is not None:
+            while self._under_way and sum(taken for _, taken in self._under_way) + registers > self._free_registers:
+                start = max(start, self._under_way.popleft()[0])
+        self._under_way.append((start + latency, registers))
+        return start
 
     def _in_memory_order(self, instruction: Instruction, start: float, cost: Timing) -> float:
         family = instruction.parts[0]
