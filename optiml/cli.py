@@ -7,8 +7,10 @@ stdout is exactly one JSON document; progress and error lines go to stderr.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
+import os
 import re
 import signal
 import sys
@@ -71,6 +73,8 @@ SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The same 
 
 def main() -> None:
     """Entry point of the `optiml` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # µ and × on an ASCII terminal
     app(prog_name="optiml")
 
 
@@ -456,10 +460,18 @@ def _finish(
     of_json: Callable[[Any], Any] = encode,
 ) -> NoReturn:
     """Print the answer and leave with its exit status."""
-    if as_json:
-        _print_json(of_json(answer))
-    else:
-        show(answer)
+    try:
+        if as_json:
+            _print_json(of_json(answer))
+        else:
+            show(answer)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush has somewhere to go
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough is no fault
+            _note(f"internal: the answer could not be written ({error.strerror}): free some space")
+            status = 2
     raise typer.Exit(status)
 
 

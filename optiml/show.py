@@ -62,8 +62,16 @@ _TOOL = re.compile("|".join(COMMANDS))
 MOST_CASES = 40  # --json has them all
 
 
+class _Terminal(Console):
+    """rich would leave with status 1 when the reader goes; here that status means a rejected kernel."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the command decide."""
+        raise BrokenPipeError
+
+
 def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)
+    return _Terminal(highlight=False, markup=False, emoji=False)
 
 
 def _line(*parts: str) -> None:
