@@ -248,6 +248,21 @@ def test_each_step_lowers_the_time_or_says_why_it_was_kept() -> None:
         assert (step.time_ratio > 1.0) != (step.kept_because is not None)
 
 
+def test_steps_that_changed_nothing_are_taken_out_of_the_path_while_the_budget_lasts() -> None:
+    plain = FakeEvaluator()
+
+    def evaluate(kernel: Kernel, *, depth: Depth) -> Evaluation:
+        """Qualifiers bring nothing here, but they are tried before the loop is divided."""
+        return plain(dataclasses.replace(kernel, source=kernel.source.replace(" __restrict__", "")), depth=depth)
+
+    def named(kernel: Kernel, *, depth: Depth) -> Evaluation:
+        return dataclasses.replace(evaluate(kernel, depth=depth), kernel_id=kernel_id(kernel), fingerprint=None)
+
+    result = optimise(Search(spec(evaluations=30)), named, clock=lambda: 0.0)
+    assert "restrict_const" not in [step.edit for step in result.path]
+    assert all(step.kept_because is None for step in result.path)
+
+
 def test_the_ratios_of_the_path_multiply_to_the_speedup() -> None:
     result = run()
     product = 1.0
