@@ -10,7 +10,7 @@ import numpy as np
 
 from optiml.errors import InvalidInput
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder
-from optiml.ptx.lower import Program, program_of
+from optiml.ptx.lower import ALIGNMENT, Program, program_of
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
 from optiml.ptx.parse import Function, Module
 from optiml.ptx.simt import WARP, Batch, Budget
@@ -137,7 +137,12 @@ class Machine:
         if function is None or not function.kernel:
             raise InvalidInput(f"the module has no kernel {kernel!r}")
         total = _check_call(function, grid, block, shared_bytes, args)
-        program = program_of(loaded.module, kernel, counting=count)
+        aligned = frozenset(
+            param.offset
+            for param, value in zip(function.params, args, strict=True)
+            if len(value) == 8 and value[0] % ALIGNMENT == 0
+        )
+        program = program_of(loaded.module, kernel, counting=count, aligned=aligned)
         shared = -(-function.static_shared_bytes // function.dynamic_shared_align) * function.dynamic_shared_align
         shared = shared + shared_bytes if shared_bytes else function.static_shared_bytes
         parameters = _parameter_area(function, args)
@@ -239,6 +244,8 @@ def _template(
         else:
             value = _FIXED[name.split(".")[0]]
         frame[slot] = np.array([value], np.uint64 if name == "%gridid" else np.uint32)
+    for slot, original in program.flat:
+        frame[slot] = frame[original].reshape(())
     return frame
 
 
