@@ -77,6 +77,7 @@ class Hardware:
     atomic_sector_clocks: float  # each further sector of that request
     atomic_place_bytes: int  # memory that one place of L2 is responsible for, in one piece
     shared_atomic_clocks: float  # per wavefront
+    barrier_clocks: float  # of the load/store pipe, per warp
     latency: Latencies
     launch_us: float  # fixed cost of one launch, start to end on the device
     blocks_started_per_clock: float  # whole device
@@ -112,7 +113,7 @@ SOURCES: Mapping[str, str] = {
     "convert_lanes": _THROUGHPUT, "shuffle_lanes": _THROUGHPUT,
     "tensor_fmas": "architecture white paper, dense rates", "l2_line_bytes": _MEASURED,
     "atomic_lanes_per_clock": _MEASURED, "atomic_request_clocks": _MEASURED, "atomic_sector_clocks": _MEASURED,
-    "atomic_place_bytes": _MEASURED, "shared_atomic_clocks": _MEASURED,
+    "atomic_place_bytes": _MEASURED, "shared_atomic_clocks": _MEASURED, "barrier_clocks": _MEASURED,
     "latency": _MEASURED + " (l1, l2, dram); the rest published microbenchmarks of the family, rounded",
     "launch_us": _MEASURED, "blocks_started_per_clock": _MEASURED, "warp_start_clocks": _MEASURED,
     "block_turnover_clocks": _MEASURED, "overlap_loss": _MEASURED,
@@ -164,6 +165,7 @@ A100 = Hardware(
     atomic_sector_clocks=0.8,
     atomic_place_bytes=2048,
     shared_atomic_clocks=3.0,
+    barrier_clocks=1.2,
     latency=_AMPERE_LATENCY,
     launch_us=2.5,
     blocks_started_per_clock=0.83,
@@ -210,6 +212,7 @@ H100 = Hardware(
     atomic_sector_clocks=0.8,
     atomic_place_bytes=2048,
     shared_atomic_clocks=3.0,
+    barrier_clocks=1.2,
     latency=_HOPPER_LATENCY,
     launch_us=2.5,
     blocks_started_per_clock=0.83,

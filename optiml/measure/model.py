@@ -82,7 +82,7 @@ def model_launch(shape: LaunchShape, counters: Counters, *, module: Module, hard
     waves = shape.blocks / (hardware.sms * resident.blocks_per_sm)
     counts = counts_of(shape, counters, module=module, hardware=hardware, blocks_per_sm=resident.blocks_per_sm)
     terms = _terms_us(shape, counts, hardware)
-    cycles = _warp_cycles(counters, counts, module, hardware)
+    cycles = _warp_cycles(shape, counters, counts, module, hardware)
     cycles += hardware.block_turnover_clocks + hardware.warp_start_clocks * counters.warps / counters.blocks
     if counters.barriers:
         cycles = math.hypot(cycles, _block_clocks(counts, hardware))
@@ -264,7 +264,7 @@ def _terms_us(shape: LaunchShape, counts: Mapping[str, float], hardware: Hardwar
 
 def lsu_clocks(counts: Mapping[str, float], hardware: Hardware) -> float:
     """Clocks of the load/store pipes, summed over SMs: one for each 128-byte line that a request touches, one for each
-    wavefront of shared memory, one for a shuffle."""
+    wavefront of shared memory, one for a shuffle, a little more for a barrier."""
     return global_clocks(counts) + shared_clocks(counts, hardware)
 
 
@@ -274,12 +274,13 @@ def global_clocks(counts: Mapping[str, float]) -> float:
 
 
 def shared_clocks(counts: Mapping[str, float], hardware: Hardware) -> float:
-    """The part of `lsu_clocks` that shared memory and shuffles take."""
+    """The part of `lsu_clocks` that shared memory, shuffles and barriers take."""
     return (
         counts["shared_load.wavefronts"]
         + counts["shared_store.wavefronts"]
         + hardware.shared_atomic_clocks * counts["shared_atomic.wavefronts"]
         + counts.get("slots.shuffle", 0.0) * WARP_THREADS / hardware.shuffle_lanes
+        + hardware.barrier_clocks * counts["barriers"]
     )
 
 
@@ -305,8 +306,8 @@ def _total_us(terms: Mapping[str, float], hardware: Hardware) -> float:
 
 
 def _warp_cycles(
-    counters: Counters, counts: Mapping[str, float], module: Module, hardware: Hardware
-) -> float:  # fmt: skip
+    shape: LaunchShape, counters: Counters, counts: Mapping[str, float], module: Module, hardware: Hardware
+) -> float:
     """Cycles of an average warp from its first to its last instruction, alone on its scheduler.
 
     Every execution of a basic block counts the dataflow length of the block; where it loops onto itself, all but the
@@ -328,7 +329,8 @@ def _warp_cycles(
         executions.setdefault(name, {})[index] = count
     total = 0.0
     for name, counted in executions.items():
-        for index, cycles in function_cycles(module.functions[name], counted, timing).items():
+        lengths = function_cycles(module.functions[name], counted, timing, registers=shape.registers_per_thread)
+        for index, cycles in lengths.items():
             entered = min(counted[index], counters.warps)
             total += entered * cycles.first + (counted[index] - entered) * cycles.steady
     return total / counters.warps
