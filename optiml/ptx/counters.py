@@ -67,7 +67,7 @@ class AllocationCounters:
         bytes: its size.
         load_sectors, store_sectors, atomic_sectors: sectors of all requests.
         load_misses: load sectors that the L1 model sends to L2.
-        distinct_load_sectors, distinct_store_sectors: union over the blocks run.
+        distinct_load_sectors, distinct_store_sectors, distinct_atomic_sectors: union over the blocks run.
     """
 
     bytes: int = 0
@@ -77,6 +77,7 @@ class AllocationCounters:
     atomic_sectors: int = 0
     distinct_load_sectors: int = 0
     distinct_store_sectors: int = 0
+    distinct_atomic_sectors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +192,7 @@ class Recorder:
         self.traffic: dict[int, _Traffic] = {}
         self.loaded: Array = np.zeros(0, bool)  # by our sector number: touched by a load
         self.stored: Array = np.zeros(0, bool)
+        self.updated: Array = np.zeros(0, bool)  # by an atomic
         self.blocks = self.warps = 0
         self.log: list[Array] = []  # load events as block, sector, time packed in one integer each
         self.log_size = 0
@@ -215,7 +217,7 @@ class Recorder:
             for number, allocation in batch.memory.items():
                 self.traffic[number] = _Traffic(number, allocation.name, allocation.nbytes, total)
                 total += self.traffic[number].size
-            self.loaded, self.stored = np.zeros(total, bool), np.zeros(total, bool)
+            self.loaded, self.stored, self.updated = (np.zeros(total, bool) for _ in range(3))
             self.sector_bits = max(1, total.bit_length())
         self.time_bits = 63 - self.sector_bits - len(batch.blocks).bit_length()
         self.block_time = np.zeros(len(batch.blocks), np.int64)
@@ -371,6 +373,8 @@ class Recorder:
             self.loaded[ours] = True
             if cached:
                 self.note_loads(ours, each, group)
+        else:
+            self.updated[ours] = True
 
     def sector_pattern(self, relative: Array, nbytes: int) -> tuple[Array, int]:
         """(sector numbers relative to the first thread's, ideal sectors) of one warp's addresses."""
@@ -587,6 +591,7 @@ class Recorder:
                 atomic_sectors=traffic.atomic,
                 distinct_load_sectors=int(np.count_nonzero(self.loaded[own])),
                 distinct_store_sectors=int(np.count_nonzero(self.stored[own])),
+                distinct_atomic_sectors=int(np.count_nonzero(self.updated[own])),
             )
 
         def space(name: str) -> SpaceCounters:

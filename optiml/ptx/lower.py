@@ -1916,7 +1916,7 @@ def _guarded(
             for step in steps:
                 step(frame, group)
             return
-        chosen = np.flatnonzero(~holds if negated else holds)
+        chosen = (~holds if negated else holds).nonzero()[0]
         part = group.subset(chosen, live, frame)
         for step in steps:
             step(part.frame, part)

@@ -52,12 +52,13 @@ class Group:
         frame: registers; each `[n]` or `[1]`.
         place: index of the segment to run next.
         parent, chosen: the group this one is part of and the positions of its threads there; None if it stands alone.
-        pending: registers still to be taken from the parent; `taken` holds those taken, as long as they are unchanged.
+        pending: registers still to be taken from the parent.
+        written: registers set since then.
     """
 
     __slots__ = (
         "batch", "chosen", "depth", "frame", "full_rows", "lanes", "memory", "n", "parent", "pending", "place",
-        "position", "rows", "taken", "warps", "whole",
+        "position", "rows", "warps", "whole", "written",
     )  # fmt: skip
 
     def __init__(self, batch: Batch, lanes: Array, frame: Frame, place: int) -> None:
@@ -76,7 +77,7 @@ class Group:
         self.chosen: Array = None
         self.depth = 0
         self.pending: set[int] = set()
-        self.taken: dict[int, Array] = {}
+        self.written: set[int] = set()
 
     def count_warps(self) -> int:
         """Number of distinct warps among the threads."""
@@ -142,14 +143,10 @@ class Group:
             value = self.parent.register(slot)
             if len(value) != 1:
                 value = value.take(self.chosen)
-            self.frame[slot] = self.taken[slot] = value
+            self.frame[slot] = value
             self.pending.discard(slot)
             return value
         return self.frame[slot]
-
-    def changed(self, slot: int) -> bool:
-        """Whether the register may differ from the parent's."""
-        return slot not in self.pending and self.frame[slot] is not self.taken.get(slot)
 
     def part(self, chosen: Array, live: Sequence[int], place: int, template: Frame) -> Group:
         """A lazy group of the threads at positions `chosen`, which will need the registers `live`."""
@@ -161,13 +158,8 @@ class Group:
         if group.depth > MAX_DEPTH:
             for slot in live:
                 group.register(slot)
-            group.alone()
+            group.parent, group.chosen, group.depth = None, None, 0
         return group
-
-    def alone(self) -> None:
-        """Forget the parent; nothing may be pending."""
-        self.parent, self.chosen, self.depth = None, None, 0
-        self.taken = {}
 
     def subset(self, chosen: Array, live: Sequence[int], template: Frame) -> Group:
         """The threads at positions `chosen` with the registers `live`, for one guarded instruction."""
@@ -192,7 +184,7 @@ def merge(groups: list[Group], live: Sequence[int], template: Frame) -> Group:
         if whole is None:
             break
         groups = [group for group in groups if group not in whole]
-        groups.append(_rejoined(whole, live, template))
+        groups.append(_rejoined(whole, live))
     return groups[0] if len(groups) == 1 else _concatenated(groups, live, template)
 
 
@@ -207,25 +199,20 @@ def _shared_value(values: list[Array]) -> Array:
     return first if all(v.tobytes() == bits for v in values) else None
 
 
-def _rejoined(parts: list[Group], live: Sequence[int], template: Frame) -> Group:
+def _rejoined(parts: list[Group], live: Sequence[int]) -> Group:
     """The parent of `parts`, which are all of its threads, with what they have written since they parted."""
     parent = parts[0].parent
     assert parent is not None
-    frame = template.copy()
+    frame = parent.frame.copy()
     group = Group(parent.batch, parent.lanes, frame, parts[0].place)
-    group.parent, group.chosen, group.depth, group.taken = parent.parent, parent.chosen, parent.depth, parent.taken
+    group.parent, group.chosen, group.depth = parent.parent, parent.chosen, parent.depth
     group.whole = parent.whole
     group.warps, group.rows, group.position, group.full_rows = (
         parent.warps, parent.rows, parent.position, parent.full_rows
     )  # fmt: skip
-    for slot in live:
-        writers = [part for part in parts if part.changed(slot)]
-        if not writers:
-            if slot in parent.pending:
-                group.pending.add(slot)
-            else:
-                frame[slot] = parent.frame[slot]
-            continue
+    written = set().union(*[part.written for part in parts])
+    for slot in written.intersection(live):
+        writers = [part for part in parts if slot in part.written]
         if len(writers) == len(parts):
             shared = _shared_value([part.frame[slot] for part in parts])
             if shared is not None:
@@ -238,6 +225,10 @@ def _rejoined(parts: list[Group], live: Sequence[int], template: Frame) -> Group
         for part in writers:
             wide[part.chosen] = part.frame[slot]
         frame[slot] = wide
+    group.pending = parent.pending - written
+    if group.parent is not None:
+        group.pending.intersection_update(live)
+        group.written = parent.written | written
     return group
 
 
@@ -477,8 +468,9 @@ class Batch:
                 recorder.segment(segment, group)
             for operation in segment.operations:
                 operation(frame, group)
-            if group.pending:
+            if group.parent is not None:
                 group.pending -= segment.writes
+                group.written |= segment.writes
             budget.left -= segment.weight * ((group.n + 31) >> 5)
             if budget.left < 0:
                 budget.check(group, segment)
@@ -530,7 +522,7 @@ class Batch:
         segments = self.program.segments
         for chosen, place in ((goes, segment.target), (~goes, group.place + 1)):
             ending = segments[place].exits
-            part = group.part(np.flatnonzero(chosen), () if ending else segments[place].live, place, self.template)
+            part = group.part(chosen.nonzero()[0], () if ending else segments[place].live, place, self.template)
             if ending:
                 if self.recorder is not None:
                     self.recorder.leave(segments[place], part)
