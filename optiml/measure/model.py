@@ -208,7 +208,7 @@ def _atomic_clocks(counters: Counters, traffic: Sequence[Traffic], scale: float,
     """Clocks that L2 spends on global atomics: their throughput, or the queue at the busiest place.
 
     Requests that update one place of L2 (`atomic_place_bytes` in one piece) go one after another: a fixed cost each,
-    and more for every further sector. Updates are taken to spread evenly over each allocation.
+    and more for every further sector. Updates are taken to spread evenly over the sectors they touch.
     """
     total = counters.global_atomic
     if not total.requests:
@@ -218,7 +218,7 @@ def _atomic_clocks(counters: Counters, traffic: Sequence[Traffic], scale: float,
     sectors = sum(item.atomics for item in traffic)
     queues = [
         total.requests * scale * clocks * (item.atomics / sectors)
-        / max(1.0, item.size * SECTOR_BYTES / hardware.atomic_place_bytes)
+        / max(1.0, item.updated * SECTOR_BYTES / hardware.atomic_place_bytes)
         for item in traffic
         if sectors
     ]  # fmt: skip

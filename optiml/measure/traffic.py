@@ -59,7 +59,8 @@ def traffic_of(item: AllocationCounters, grid: Grid) -> Traffic:
         together = m x resident^e, within touched / waves .. touched
                    m = misses per block run, e = ln(distinct / m) / ln(blocks run) in 0..1: how much blocks share
 
-    with s = blocks / blocks run.
+    with s = blocks / blocks run. Atomics that touch fewer sectors than half the blocks run all update the same ones;
+    others grow with the grid up to the allocation's size.
     """
     size = float(-(-item.bytes // SECTOR_BYTES))
     misses = grid.scale * item.load_misses
@@ -75,8 +76,13 @@ def traffic_of(item: AllocationCounters, grid: Grid) -> Traffic:
         stores=grid.scale * item.store_sectors,
         stored=min(size, grid.scale * item.distinct_store_sectors),
         atomics=grid.scale * item.atomic_sectors,
-        updated=min(size, grid.scale * item.atomic_sectors),
+        updated=_updated(item, grid, size),
     )
+
+
+def _updated(item: AllocationCounters, grid: Grid, size: float) -> float:
+    seen = float(item.distinct_atomic_sectors)
+    return seen if 2.0 * seen < grid.blocks_run else min(size, grid.scale * seen)
 
 
 def _together(item: AllocationCounters, grid: Grid, touched: float) -> float:

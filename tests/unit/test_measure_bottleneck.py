@@ -93,7 +93,10 @@ def test_low_occupancy_names_its_limiter() -> None:
 
 def test_queueing_atomics_call_for_reduction_first() -> None:
     atomic = SpaceCounters(requests=128, sectors=128, bytes=512, ideal_sectors=128, lines=128)
-    found = diagnose(global_atomic=atomic, allocations={"total": AllocationCounters(bytes=4, atomic_sectors=128)})
+    found = diagnose(
+        global_atomic=atomic,
+        allocations={"total": AllocationCounters(bytes=4, atomic_sectors=128, distinct_atomic_sectors=1)},
+    )
     assert found.kind == "memory"
     assert "one global atomic per block" in found.advice[0]
 

@@ -64,8 +64,8 @@ def test_bank_conflicts_lengthen_the_load_store_term() -> None:
 
 def test_atomics_on_one_address_queue() -> None:
     atomic = SpaceCounters(requests=128, sectors=128, bytes=128 * 4, ideal_sectors=128, lines=128)
-    counter = {"total": AllocationCounters(bytes=4, atomic_sectors=128)}
-    spread = {"bins": AllocationCounters(bytes=1 << 24, atomic_sectors=128)}
+    counter = {"total": AllocationCounters(bytes=4, atomic_sectors=128, distinct_atomic_sectors=1)}
+    spread = {"bins": AllocationCounters(bytes=1 << 24, atomic_sectors=128, distinct_atomic_sectors=128)}
     contended = modelled(global_atomic=atomic, allocations=counter)
     relaxed = modelled(global_atomic=atomic, allocations=spread)
     assert contended.binding == "atomics"
@@ -167,8 +167,14 @@ def test_stores_to_one_sector_are_written_once() -> None:
 
 
 def test_atomics_read_and_write_what_they_update() -> None:
-    item = traffic_of(loads(bytes=1024, atomic_sectors=1600), GRID)
+    item = traffic_of(loads(bytes=1024, atomic_sectors=1600, distinct_atomic_sectors=32), GRID)
     assert dram_bytes([item], GRID, l2_bytes=L2) == (1024, 1024)
+
+
+def test_atomics_on_few_sectors_stay_there_and_others_grow_with_the_grid() -> None:
+    hot = traffic_of(loads(atomic_sectors=1600, distinct_atomic_sectors=4), GRID)
+    spread = traffic_of(loads(atomic_sectors=1600, distinct_atomic_sectors=1600), GRID)
+    assert (hot.updated, spread.updated) == (4, 160_000)
 
 
 def test_local_memory_beyond_l1_reaches_l2() -> None:
