@@ -51,12 +51,18 @@ class EditContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One rewritten kernel."""
+    """One rewritten kernel.
+
+    Attributes:
+        target: what was edited, where an edit has several independent targets (the name of a param); proposals of one
+            edit and target are variants of each other, and the search tries other things before a second variant.
+    """
 
     kernel: Kernel
     rationale: str
     expected: tuple[ExpectedChange, ...]
     risks: tuple[str, ...] = ()
+    target: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -255,8 +255,8 @@ def _warnings(best: Node) -> tuple[str, ...]:
 
 
 def _clause(rationale: str) -> str:
-    """A rationale as the second half of a sentence."""
-    text = rationale.strip().rstrip(".")
+    """The first sentence of a rationale, as the second half of another one."""
+    text = rationale.strip().split(". ")[0].rstrip(".")
     keeps_case = len(text) > 1 and (text[1].isupper() or not text[0].isalpha())
     return text if keeps_case else text[:1].lower() + text[1:]
 

@@ -138,8 +138,10 @@ class Search:
         self._edits = _edits_of(spec)
         self._journal = journal
         self._ranked: dict[int, tuple[Ranked, ...]] = {}
-        self._losses: dict[str, int] = {}
-        self._gains: dict[str, list[float]] = {}  # edit -> reward gained over the parent, for each accepted kernel
+        self._losses: dict[tuple[str, str], int] = {}
+        self._gains: dict[
+            tuple[str, str], list[float]
+        ] = {}  # strategy -> reward gained over the parent, for each accepted kernel
         self._best_history: list[float] = []
         events = list(journal) if journal is not None else []
         if journal is not None and not events:
@@ -235,9 +237,9 @@ class Search:
         if node.parent is None or node.reward is None or node.parent.reward is None:
             return
         if node.time_us > node.parent.time_us * (1.0 - GAIN):
-            self._losses[node.edit] = self._losses.get(node.edit, 0) + 1
+            self._losses[node.strategy] = self._losses.get(node.strategy, 0) + 1
         gained = node.reward.total - node.parent.reward.total if node.state == "open" else 0.0
-        self._gains.setdefault(node.edit, []).append(max(-PROMISE, gained))
+        self._gains.setdefault(node.strategy, []).append(max(-PROMISE, gained))
 
     def _record_duplicate(self, node: Node) -> None:
         self.tree.record_duplicate(node)
@@ -309,7 +311,7 @@ class Search:
         elsewhere in this run.
         """
         own = 0.0 if node.reward is None else node.reward.total
-        gains = self._gains.get(ranked.edit, [])
+        gains = self._gains.get(ranked.strategy, [])
         promise = (PROMISE * (ranked.judge_score - NEUTRAL_SCORE) + sum(gains)) / (1 + len(gains))
         return self.tree.scaled(own - FIRST_PLAY_URGENCY + promise)
 
@@ -345,15 +347,15 @@ class Search:
         """
         if node.index not in self._ranked:
             self._ranked[node.index] = self._propose(node)
-        siblings = [item.edit for item in node.children if item.state != "failed"]
-        ancestors = [item.edit for item in node.path()]
+        siblings = [item.strategy for item in node.children if item.state != "failed"]
+        ancestors = [item.strategy for item in node.path()]
         weighted = [
             (
                 item,
                 item.prior
-                * SIBLING_DISCOUNT ** siblings.count(item.edit)
-                * ANCESTOR_DISCOUNT ** ancestors.count(item.edit)
-                * OUTCOME_DISCOUNT ** self._losses.get(item.edit, 0),
+                * SIBLING_DISCOUNT ** siblings.count(item.strategy)
+                * ANCESTOR_DISCOUNT ** ancestors.count(item.strategy)
+                * OUTCOME_DISCOUNT ** self._losses.get(item.strategy, 0),
             )
             for item in self._ranked[node.index]
             if not self.tree.holds(item.kernel_id)
@@ -366,16 +368,18 @@ class Search:
             kernel=node.kernel, problem=self.spec.problem, profile=profile,
             dtype=self.spec.dtype or problem_dtype(self.spec.problem),
         )  # fmt: skip
-        return propose(context, self._edits, seed=f"{self.spec.seed}:{node.kernel_id}")
+        # A strategy replaces the whole kernel: below the input it would only throw the steps before it away.
+        edits = [edit for edit in self._edits if node.index == 0 or edit.name != CATALOGUE_EDIT]
+        return propose(context, edits, seed=f"{self.spec.seed}:{node.kernel_id}")
 
     def _add(self, parent: Node, ranked: Ranked) -> Node:
         self._log(
-            {"event": "proposal", "node": len(self.tree.nodes), "parent": parent.index, "edit": ranked.edit,
+            {"event": "proposal", "node": len(self.tree.nodes), "parent": parent.index, "edit": ranked.edit, "target": ranked.target,
              "rationale": ranked.rationale, "expected": encode(ranked.expected), "prior": ranked.prior,
              "judge_score": ranked.judge_score, "kernel": encode(ranked.kernel)}
         )  # fmt: skip
         return self.tree.add(
-            parent, ranked.kernel, edit=ranked.edit, rationale=ranked.rationale, expected=ranked.expected,
+            parent, ranked.kernel, edit=ranked.edit, target=ranked.target, rationale=ranked.rationale, expected=ranked.expected,
             prior=ranked.prior, judge_score=ranked.judge_score,
         )  # fmt: skip
 
@@ -470,7 +474,7 @@ class Search:
         elif kind == "proposal":
             expected = tuple(restore(ExpectedChange, item) for item in event["expected"])
             self.tree.add(
-                self.tree.nodes[event["parent"]], restore(Kernel, event["kernel"]), edit=event["edit"],
+                self.tree.nodes[event["parent"]], restore(Kernel, event["kernel"]), edit=event["edit"], target=event["target"],
                 rationale=event["rationale"], expected=expected, prior=event["prior"],
                 judge_score=event["judge_score"],
             )  # fmt: skip

@@ -26,6 +26,7 @@ def propose(context: EditContext) -> Iterator[Proposal]:
                 kernel=kernel,
                 rationale=f"{name} = {other} instead of {value} gives each thread or block another share of the work",
                 expected=(up(WARPS_ACTIVE, 1.1),) if in_block else (down(INSTRUCTIONS, 0.93),),
+                target=name,
             )
 
 
