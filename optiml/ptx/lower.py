@@ -58,8 +58,8 @@ _SPECIAL_64 = frozenset({"%clock64", "%globaltimer", "%gridid"})
 _LAUNCH_SPECIALS = frozenset(
     {f"%{name}.{axis}" for name in ("ntid", "nctaid", "nclusterid") for axis in "xyz"}
     | {f"%cluster_{name}.{axis}" for name in ("nctaid", "ctaid") for axis in "xyz"}
-    | {"%nwarpid", "%smid", "%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%cluster_ctarank",
-       "%cluster_nctarank", "%WARP_SZ"}
+    | {"%envreg1", "%envreg2", "%nwarpid", "%smid", "%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size",
+       "%cluster_ctarank", "%cluster_nctarank", "%WARP_SZ"}
 )  # fmt: skip
 _THREAD_SPECIALS = frozenset(
     {f"%{name}.{axis}" for name in ("tid", "ctaid") for axis in "xyz"}
@@ -162,6 +162,11 @@ class Program:
     waits: bool = False
     registers: int = 0
     reach: dict[int, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def grid_barrier(self) -> bool:
+        """Whether the kernel asks for the workspace of a grid-wide barrier: all its blocks must run together."""
+        return "%envreg1" in self.launch_values
 
     def successors(self, number: int) -> tuple[int, ...]:
         """Segments that may run directly after this one."""
@@ -1095,9 +1100,6 @@ class Lowering:
             raise UnknownForm
         function = num.lookup3(table.value & 0xFF)
         self.bind(function, instruction.dst[0], "u4", [(operand, "u4") for operand in instruction.src[:3]])
-
-    def lower_carry(self, item: _Item, segment: Segment) -> None:
-        raise UnknownForm
 
     def lower_cvta(self, item: _Item, segment: Segment) -> None:
         """Generic addresses put the window's number above bit 36; global, const and generic are the same."""

@@ -685,8 +685,8 @@ PURE: Mapping[str, Row] = MappingProxyType(
 # Families built by a method of the lowering: memory, warps, barriers, calls, several destinations.
 EFFECTS: Mapping[str, str] = MappingProxyType(
     {
-        "mov": "mov", "setp": "setp", "lop3": "lop3", "cvta": "cvta", "isspacep": "isspacep", "addc": "carry",
-        "subc": "carry", "madc": "carry", "ld": "load", "ldu": "load", "st": "store", "atom": "atomic",
+        "mov": "mov", "setp": "setp", "lop3": "lop3", "cvta": "cvta", "isspacep": "isspacep",
+        "ld": "load", "ldu": "load", "st": "store", "atom": "atomic",
         "red": "atomic", "cp": "copy_async", "prefetch": "nothing", "prefetchu": "nothing", "membar": "nothing",
         "fence": "nothing", "nanosleep": "pause", "pmevent": "nothing", "discard": "nothing",
         "applypriority": "nothing", "createpolicy": "policy", "trap": "trap", "brkpt": "trap", "shfl": "shuffle",
@@ -734,6 +734,6 @@ def operation_class(parts: tuple[str, ...]) -> str:
         if family in ("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "div"):
             return "sfu"
         return "fadd" if family in ("min", "max", "abs", "neg", "setp", "set") else "other"
-    if family in PURE or family in ("setp", "lop3", "addc", "subc", "madc"):
+    if family in PURE or family in ("setp", "lop3"):
         return "int"
     return "other"
