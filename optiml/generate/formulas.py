@@ -73,6 +73,12 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("prefix_sum", rf"\b([a-z]\w*)\[i\]=\1\[i-1\]\+(?!\1\b)[a-z]\w*\[i\]{_END}"),
     ("prefix_sum", rf"{_V}={_S}_?\{{?j\s?<=\s?i\}}?\s?{_V}"),
     ("prefix_sum", rf"{_V}={_S}\s?(?:of\s)?\(?[a-z]\w*\[[01]?\s?(?:\.\.\.?|:)\s?i(?:\+1)?\]\)?"),
+    (
+        "prefix_sum",
+        r"\b[a-z]\w*(?:\[i\]|_i)\s?(?:=|is|equals|holds|contains)\s?(?:the\s)?sum\sof\s(?:all\s)?(?:elements\s|values\s)?"
+        r"(?:of\s)?[a-z]\w*(?:\[[01]\]|_[01])\s?(?:through|to|up to|,\.\.\.,)\s?[a-z]\w*(?:\[i\]|_i)",
+    ),
+    ("one sum per index", r"\b[a-z]\w*(?:\[[ijk]\]|_[ijk])\s(?:is|equals|holds|contains)\b"),
     ("one sum per index", rf"[A-Za-z]\w*(?:\[\w\]|_[ijk]\b)={_S}\b"),
     ("dot", rf"{_LEFT}?{_S}\s?\(?([a-z]\w{{0,5}}){_I}*\s?\*\s?(?!\1\b)([a-z]\w{{0,5}}){_I}*\)?{_END}"),
     ("dot", rf"{_LEFT}?\b([a-z]){_T}\s?(?!\1)[a-z]\b{_END}"),
@@ -84,7 +90,7 @@ _SIGN = (
     r"(?:[*@^|]|\*\*|(?<![A-Za-z])/(?![A-Za-z])|\s[-+]\s"
     r"|(?<=[\])])[-+](?=[\w(\[])|(?<=\w)\+(?=\w))"
 )
-_ARITHMETIC = re.compile(rf"[\w\])][ \t]*{_SIGN}[ \t]*[\w(\[|]|\+=|\|\s*\w+\s*\|")
+_ARITHMETIC = re.compile(rf"[\w\])][ \t]*{_SIGN}[ \t]*[\w(\[|]|\+=|\|[^|\n]{{1,40}}\|")
 
 
 def find_formulas(text: str) -> tuple[list[Formula], str]:

@@ -30,7 +30,6 @@ from optiml.records import DTYPES, Problem, Scalar
 
 MAX_CHARACTERS = 8_000
 MAX_PHRASE_WORDS = 9
-MAX_GAP = 6  # tokens that "..." of a pattern may pass over
 MAX_ASSUMED_ELEMENTS = 1 << 24  # an array of assumed size should fit a laptop
 MAX_UNKNOWN_SHARE = 0.34
 NETWORK_LAYER = "a layer of a network"  # a label of the vocabulary: often where a kernel is used, not what it is
@@ -63,6 +62,7 @@ class Mention:
     first: int
     last: int
     strength: int = UNIQUE
+    whole: bool = True  # no light word was passed over
     negated: bool = False
 
 
@@ -143,6 +143,8 @@ def _read(
     else:
         _check_changes(found, mentions, problem)
         _check_formulas([item.label for item in formulas], problem)
+    if problem == "histogram" and _OTHER_RANGE.search(text):
+        raise Refused("the built-in histogram counts integers from 0 on, not values of another range")
     grammar = GRAMMARS.get(problem, Grammar())
     left_over = unexplained_arithmetic(text, symbols=grammar.symbols)
     if left_over is not None:
@@ -188,6 +190,8 @@ def _normalised(text: str) -> str:
         raise Refused("only English is read; say in English what the kernel has to compute")
     text = plain(text)
     text = re.sub(r"(?i)\b([1-5])[\s-]?d(?:imensional)?\b(?!\s*=)", r"\1d", text)
+    text = re.sub(r"(\w)'\(", r"\1 derivative (", text)
+    text = re.sub(r"(\d[\])]?)\s*[@*]\s*(?=\w*[\[(]?\d+\s*[x,]\s*\d)", r"\1, ", text)  # a product of shapes
     text = re.sub(r"(?i)\b(\d+) cubed\b", r"\1x\1x\1", text)
     text = re.sub(r"(?i)\b(\d+)[\s-]*bits?\b", r"\1bit", text)
     text = re.sub(r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim", text)
@@ -244,6 +248,9 @@ _RANGE = re.compile(
 )
 
 
+_OTHER_RANGE = re.compile(r"\b(?:from|between)\s+-?[\d.]+\s+(?:to|and)\s+-?[\d.]+|\[\s*-[\d.]+\s*,")
+
+
 def _value_range(text: str) -> tuple[str, int | None]:
     """The text without the first range of values from 0 on ("0-255", "[0, 256)"), and how many integers it holds."""
     match = _RANGE.search(text)
@@ -270,6 +277,7 @@ class _Entry:
     kind: Literal["operator", "foreign", "modifier", "arithmetic", "dtype", "plain"]
     label: str
     strength: int = UNIQUE
+    articles: int = 0  # how many of the phrase's words are "a", "an" or "the"
 
 
 # Words without weight inside a phrase: "multiply two 1024x1024 fp16 matrices" is read as "multiply two matrices".
@@ -304,8 +312,9 @@ def _phrases(names: tuple[tuple[str, tuple[str, ...]], ...]) -> _Table:
     def add(phrases: Iterable[str], entry: _Entry) -> None:
         for phrase in phrases:
             all_words = [token for token in tokens(phrase) if token.kind == "word"]
+            articles = sum(map(_is_article, all_words))
             for key in _squeezed(all_words):
-                exact.setdefault(key, entry)
+                exact.setdefault(key, dataclasses.replace(entry, articles=articles))
             for key in _squeezed(_weighty(all_words)) if entry.kind != "dtype" else ():
                 heavy.setdefault(key, entry)
 
@@ -339,6 +348,10 @@ def _weighty(phrase: Sequence[Token]) -> Sequence[Token]:
         return rest
     ends = {token.folded for token in (rest[:1] + rest[-1:])}
     return rest if len(rest) >= 2 and not ends & _JOINING else []
+
+
+def _is_article(token: Token) -> bool:
+    return token.text.lower() in ("a", "an", "the")
 
 
 def _is_light(token: Token) -> bool:
@@ -406,10 +419,15 @@ def _with_patterns(found: Sequence[Token], mentions: list[Mention], names: froze
             last=last,
             strength=USUAL,
         )
-        named = any(item.kind == "operator" and item.first <= first <= item.last for item in mentions)
+        named = any(
+            item.kind == "operator" and item.first <= first <= item.last and (item.first < first or item.last >= last)
+            for item in mentions
+        )
         if named and whole.kind == "operator":
             continue
-        mentions = [item for item in mentions if not (item.first <= first <= item.last < last and item.kind != "dtype")]
+        mentions = [
+            item for item in mentions if not (item.first == first and item.last < last and item.kind != "dtype")
+        ]
         mentions.append(dataclasses.replace(whole, negated=_is_negated(whole, found)))
     return sorted(mentions, key=lambda item: (item.first, item.last))
 
@@ -428,16 +446,20 @@ def _match_pattern(found: Sequence[Token], pattern: str) -> tuple[int, int] | No
 def _match_steps(found: Sequence[Token], index: int, steps: Sequence[frozenset[str]]) -> int | None:
     if not steps:
         return index - 1
-    gap = steps[0] == _GAP
-    wanted = steps[1] if gap else steps[0]
-    for position in range(index, min(len(found), index + MAX_GAP + 1) if gap else min(len(found), index + 1)):
+    room = _GAPS.get(steps[0])
+    wanted, rest = (steps[0], steps[1:]) if room is None else (steps[1], steps[2:])
+    passed = 0
+    for position in range(index, len(found)):
         token = found[position]
         if token.kind == "symbol" and token.text in ".;:":
             return None
         if _is_one_of(token, wanted):
-            last = _match_steps(found, position + 1, steps[2:] if gap else steps[1:])
+            last = _match_steps(found, position + 1, rest)
             if last is not None:
                 return last
+        passed += not _is_light(token)
+        if passed > (room or 0) or (room is None and position > index):
+            return None
     return None
 
 
@@ -445,14 +467,14 @@ def _is_one_of(token: Token, wanted: frozenset[str]) -> bool:
     return token.text.lower() in wanted or ("#" in wanted and token.kind == "number")
 
 
-_GAP = frozenset({"..."})
+_GAPS = {frozenset({".."}): 1, frozenset({"..."}): 6}  # words of weight that a gap may pass over
 
 
 def _dtypes_inside(mention: Mention, inside: Sequence[Mention]) -> list[Mention]:
     """The dtypes that a phrase passes over as light words: "multiply two fp16 matrices"."""
-    if mention.kind in ("dtype", "plain"):
+    if mention.kind == "dtype" or (mention.kind == "plain" and mention.whole):
         return []
-    hiding = [item for item in inside if item.kind in ("dtype", "plain")]
+    hiding = [item for item in inside if item is not mention and item.whole and item.kind in ("dtype", "plain")]
     return [
         item
         for item in inside
@@ -480,7 +502,9 @@ def _phrases_at(found: Sequence[Token], start: int, table: Mapping[str, _Entry],
         entry = table.get("".join(item.folded for item in taken)) or table.get(
             "".join(item.text.lower() for item in taken)
         )
-        if entry is not None and not _splits_a_name(found, start, index, entry):
+        if entry is None or _splits_a_name(found, start, index, entry):
+            continue
+        if not light or sum(map(_is_article, taken)) == entry.articles:  # "me an" is no "mean"
             yield Mention(
                 kind=entry.kind,
                 label=entry.label,
@@ -488,6 +512,7 @@ def _phrases_at(found: Sequence[Token], start: int, table: Mapping[str, _Entry],
                 first=start,
                 last=index,
                 strength=entry.strength,
+                whole=light,
             )
 
 
@@ -508,8 +533,9 @@ def _is_negated(mention: Mention, found: Sequence[Token]) -> bool:
             if token.folded in ("but", "and", "is", "ar") and not _EXCEPTING & set(_words_before(found, token)):
                 break
             before.insert(0, token.text.lower())
-    window = before[-4:]
-    text = f" {' '.join(window)} "
+    text = f" {' '.join(before[-4:])} "
+    if before[-1:] != ["non"]:  # it denies the next word only: "non-causal attention"
+        text = text.replace(" non ", " ")
     return any(f" {negation} " in text for negation in words.NEGATIONS)
 
 
@@ -816,9 +842,13 @@ def _after_with(found: Sequence[Token], mentions: Sequence[Mention], chosen: str
         index for item in mentions if item.kind != "plain" or item.negated for index in range(item.first, item.last + 1)
     }
     allowed = _technical_words() | _size_and_role_words(chosen)
+    names = [item.last for item in mentions if item.kind == "operator" and item.label == chosen]
     for start, token in enumerate(found):
         if token.text.lower() not in ("with", "plus", "including"):
             continue
+        named = max((place for place in names if place < start), default=None)
+        if names and (named is None or any(item.text in ".;!?" for item in found[named:start])):
+            continue  # another sentence, or before the operator is named
         for index in range(start + 1, len(found)):
             word = found[index]
             if (word.kind == "symbol" and word.text not in "-'/") or word.text.lower() in _CLAUSE_ENDS:
@@ -937,7 +967,7 @@ def _role(found: Sequence[Token], item: Mention) -> Literal["element", "accumula
     before = before[:2] if before and before[0] in ("in", "as", "are", "of", "to", "with") else before[:1]
     if set(after) & words.ACCUMULATOR_WORDS or set(before) & words.ACCUMULATOR_WORDS:
         return "accumulator"
-    if set(after[:1]) & words.LABEL_WORDS or set(before) & words.LABEL_WORDS:
+    if "int" in item.label and (set(after[:1]) | set(before)) & words.LABEL_WORDS:
         return "label"
     return "element"
 

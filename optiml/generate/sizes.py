@@ -124,6 +124,8 @@ class _Reader:
         if name in self.letters:
             return self.letters[name]
         letters = self.grammar.letters
+        if name == "N" and letters.get("N") == "C" and self._names_columns():
+            return ("R",)
         if name in letters:
             return tuple(letters[name].split())
         known = {*self.problem.axes, *self.scalar_names}
@@ -141,6 +143,13 @@ class _Reader:
         if len(self.problem.axes) == 1 and (len(name) == 1 or name.lower() in ("len", "size", "numel", "count")):
             return tuple(self.problem.axes)
         return ()
+
+    def _names_columns(self) -> bool:
+        """Whether another letter beside N stands for the columns, as in "N=16, D=4096"."""
+        columns = {name for name, axis in self.grammar.letters.items() if axis == "C" and name != "N"} | {"C"}
+        return any(
+            token.text in columns and self._symbol(index + 1) in ("=", ":") for index, token in enumerate(self.found)
+        )
 
     def _assign(self, name: str, value: float, where: str) -> None:
         target: dict[str, int] | dict[str, Scalar] = self.scalars if name in self.scalar_names else self.axes
@@ -213,11 +222,11 @@ class _Reader:
 
     # -- "nn.Conv2d(64, 128, 3)" --
     def read_calls(self) -> None:
+        names = {fold(phrase.split()[-1]) for phrase in self.grammar.unique}
         for index, token in enumerate(self.found[:-1]):
-            if token.kind != "word" or not self.grammar.positional:
-                continue
             following = self.found[index + 1]
-            if not self.text[following.start - 1].isalnum():
+            called = following.text[0] == "(" and self.text[following.start - 1].isalnum()
+            if token.folded not in names or not called:
                 continue
             if (
                 following.kind == "shape"
@@ -226,7 +235,7 @@ class _Reader:
             ):
                 self._assign_positions(following.dims, following.text)
                 self.used.add(index + 1)
-            elif following.text == "(":
+            elif following.text == "(" and self.grammar.positional:
                 self._assign_positions(self._arguments(index + 2), token.text)
 
     def _arguments(self, index: int) -> tuple[int, ...]:
@@ -458,7 +467,7 @@ class _Reader:
             position += 1
         if position >= len(self.found) or position in self.used or self.found[position].kind != "number":
             return 0
-        if self._is_machine(position) or self._belongs_to_next(position):
+        if self._is_machine(position) or (phrase not in CONTENTS and self._belongs_to_next(position)):
             return 0
         number = self.found[position]
         counted, _, counted_phrase = self._counted_target(position)
@@ -474,9 +483,10 @@ class _Reader:
     def _belongs_to_next(self, position: int) -> bool:
         """In "8 rows, 16 columns" and "rows and 16 columns" the figure belongs to what follows it."""
         targets, end, _ = self._counted_target(position)
-        if not targets or self._symbol(position - 1) in (None, "=", "-"):
+        if not targets or self._symbol(position - 1) == "=":
             return False
-        return self._next_number(end, signs=":=") is None  # "rows: 16 columns: 32" goes on in the same way
+        after = end + (self._symbol(end) in (":", "="))
+        return not (after < len(self.found) and self.found[after].kind == "number")  # "rows 16 columns 32" goes on so
 
     def _counted_target(self, index: int) -> tuple[tuple[str, ...], int, str]:
         position = index + 1
@@ -717,13 +727,18 @@ class _Reader:
                 not self._target_at(after)[0]
                 or self._phrase_at(after, words.MACHINE_WORDS_AFTER) > self._target_at(after)[1]
             )
-        before = [token.folded for token in self.found[max(0, index - 4) : index] if token.kind == "word"]
-        touching = index - 1
-        while touching >= 0 and (
-            self._symbol(touching) in ("=", ":", "-") or self.found[touching].folded in ("of", "is", "to", "by", "at")
-        ):
-            touching -= 1
-        if touching < 0 or self.found[touching].kind != "word":
+        clause: list[str] = []
+        for token in reversed(self.found[max(0, index - 7) : index]):
+            if token.kind == "symbol" and token.text not in "-=:":
+                break
+            if token.kind == "word":
+                clause.insert(0, token.text.lower())
+        if re.search(r"\b(?:each|every|per|a) (?:thread|warp|lane|iteration|instruction|block)\b", " ".join(clause)):
+            return True
+        before = [fold(word) for word in clause]
+        while before and before[-1] in _LINKING:
+            before.pop()
+        if index == 0 or not clause:
             return False
         squeezed = ["".join(before[-count:]) for count in range(1, len(before) + 1)]
         return any(key in _MACHINE_BEFORE for key in squeezed)
@@ -739,6 +754,9 @@ def _squeeze(phrase: str) -> str:
     return "".join(fold(word) for word in re.findall(r"[A-Za-z0-9]+", phrase))
 
 
+_LINKING = frozenset(
+    map(fold, ("of", "is", "to", "by", "at", "should", "be", "must", "set", "around", "about", "equal", "a", "the"))
+)
 _MACHINE_BEFORE = frozenset(map(_squeeze, words.MACHINE_WORDS_BEFORE))
 _MACHINE_NAMES = frozenset(
     """block threads tile bm bn bk tm tn block_size unroll warps num_warps grid rtol atol tol seed nthreads block_dim

@@ -88,7 +88,7 @@ _IRREGULAR = {
 }  # fmt: skip
 
 _INT = r"\d{1,3}(?:,\d{3})+(?![\d,])|\d+(?:_\d{3})+|\d+"
-_ATOM = r"(?:\d+\s*(?:\^|\*\*)\s*\d+|1\s*<<\s*\d+|\d+(?:\.\d+)?(?:[kKMmG]i?)(?![A-Za-z0-9])|\d+(?![\d.]))"
+_ATOM = r"(?:\d+\s*(?:\^|\*\*)\s*\d+|1\s*<<\s*\d+|\d+(?:\.\d+)?(?:[kKMmG]i?)(?![A-Za-z0-9])|\d+(?!\d|\.\d))"
 _LEXER = re.compile(
     rf"""
       (?P<brackets>[\[(]\s*{_ATOM}(?:\s*,\s*{_ATOM})+\s*,?\s*[\])])
