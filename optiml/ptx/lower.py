@@ -1164,7 +1164,7 @@ class Lowering:
 
     def waits_on(self, parts: tuple[str, ...]) -> None:
         """Note a read that may poll what other threads write."""
-        if {"volatile", "relaxed", "acquire"} & set(parts):
+        if {"volatile", "relaxed", "acquire", "cv", "mmio"} & set(parts):
             self.program.waits = True
             self.steps.append(_note_poll)
 
