@@ -6,6 +6,7 @@ evaluated twice and the budget stays exact. All choices follow from the spec's s
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from optiml.records import (
     Reward,
     RunStatus,
     SearchResult,
+    Verdict,
 )
 from optiml.reward import gate_reward, reward
 from optiml.search.edit import Edit, EditContext
@@ -34,6 +36,7 @@ from optiml.search.propose import Ranked, problem_dtype, propose
 from optiml.search.puct import FIRST_PLAY_URGENCY, children_allowed, puct
 from optiml.search.tree import MAX_DEPTH, Node, Tree
 
+LOG = logging.getLogger(__name__)
 CATALOGUE_EDIT = "swap_strategy"
 FINALISTS = 3
 MOST_REFUSED = 6  # confirmations that may fail before the search keeps the input
@@ -358,7 +361,7 @@ class Search:
                 * OUTCOME_DISCOUNT ** self._losses.get(item.strategy, 0),
             )
             for item in self._ranked[node.index]
-            if not self.tree.holds(item.kernel_id)
+            if not self.tree.holds(item.kernel_id) and (item.repeatable or item.strategy != node.strategy)
         ]
         return sorted(weighted, key=lambda pair: (-pair[1], pair[0].edit, pair[0].kernel_id))
 
@@ -374,14 +377,29 @@ class Search:
 
     def _add(self, parent: Node, ranked: Ranked) -> Node:
         self._log(
-            {"event": "proposal", "node": len(self.tree.nodes), "parent": parent.index, "edit": ranked.edit, "target": ranked.target,
-             "rationale": ranked.rationale, "expected": encode(ranked.expected), "prior": ranked.prior,
-             "judge_score": ranked.judge_score, "kernel": encode(ranked.kernel)}
-        )  # fmt: skip
+            {
+                "event": "proposal",
+                "node": len(self.tree.nodes),
+                "parent": parent.index,
+                "edit": ranked.edit,
+                "target": ranked.target,
+                "rationale": ranked.rationale,
+                "expected": encode(ranked.expected),
+                "prior": ranked.prior,
+                "judge_score": ranked.judge_score,
+                "kernel": encode(ranked.kernel),
+            }
+        )
         return self.tree.add(
-            parent, ranked.kernel, edit=ranked.edit, target=ranked.target, rationale=ranked.rationale, expected=ranked.expected,
-            prior=ranked.prior, judge_score=ranked.judge_score,
-        )  # fmt: skip
+            parent,
+            ranked.kernel,
+            edit=ranked.edit,
+            target=ranked.target,
+            rationale=ranked.rationale,
+            expected=ranked.expected,
+            prior=ranked.prior,
+            judge_score=ranked.judge_score,
+        )
 
     def _shorter_path(self) -> tuple[Node, Ranked] | None:
         """The next kernel of the leader's path without the steps that changed nothing, if it is not in the tree.
@@ -474,10 +492,15 @@ class Search:
         elif kind == "proposal":
             expected = tuple(restore(ExpectedChange, item) for item in event["expected"])
             self.tree.add(
-                self.tree.nodes[event["parent"]], restore(Kernel, event["kernel"]), edit=event["edit"], target=event["target"],
-                rationale=event["rationale"], expected=expected, prior=event["prior"],
+                self.tree.nodes[event["parent"]],
+                restore(Kernel, event["kernel"]),
+                edit=event["edit"],
+                target=event["target"],
+                rationale=event["rationale"],
+                expected=expected,
+                prior=event["prior"],
                 judge_score=event["judge_score"],
-            )  # fmt: skip
+            )
         elif kind == "evaluation":
             node = self.tree.nodes[event["node"]]
             self._record(node, event["depth"], restore(Evaluation, event["evaluation"]), event["elapsed_s"])
@@ -540,11 +563,26 @@ def optimise(
             if twin is not None:
                 search.tell_duplicate(task)
                 continue
-        evaluation = evaluate(task.kernel, depth=task.depth)
+        evaluation = _evaluated(task, evaluate)
         search.tell(task, evaluation, elapsed_s=clock() - started)
         if on_progress is not None:
             on_progress(progress(search, _told(task, evaluation)))
     return search.result()
+
+
+def _evaluated(task: Task, evaluate: Evaluate) -> Evaluation:
+    """Evaluate a task; an edit that made something no launch plan can hold costs an evaluation, not the run."""
+    try:
+        return evaluate(task.kernel, depth=task.depth)
+    except InvalidInput as error:
+        if task.purpose != "node":
+            raise
+        LOG.warning("the edit %s made a kernel that is not well formed: %s", task.edit, error)
+        verdict = Verdict(
+            kernel_id=task.kernel_id, status="rejected", reason="bad_launch", detail=str(error), levels=(),
+            summary=f"Rejected: {error}.", next_action="Leave this edit.",
+        )  # fmt: skip
+        return Evaluation(kernel_id=task.kernel_id, verdict=verdict, profile=None, fingerprint=None, seconds=0.0)
 
 
 def progress(search: Search, last: str) -> SearchProgress:

@@ -34,6 +34,7 @@ class Ranked:
     expected: tuple[ExpectedChange, ...]
     judge_score: float
     prior: float
+    repeatable: bool = True
 
     @property
     def strategy(self) -> tuple[str, str]:
@@ -71,11 +72,18 @@ def propose(context: EditContext, edits: Sequence[Edit], *, seed: str) -> tuple[
     weights = priors(np.array([score for _, _, score in found.values()], dtype=np.float64))
     ranked = [
         Ranked(
-            kernel=proposal.kernel, kernel_id=identity, edit=edit.name, target=proposal.target,
-            rationale=proposal.rationale, expected=proposal.expected, judge_score=score, prior=float(weight),
+            kernel=proposal.kernel,
+            kernel_id=identity,
+            edit=edit.name,
+            target=proposal.target,
+            rationale=proposal.rationale,
+            expected=proposal.expected,
+            judge_score=score,
+            prior=float(weight),
+            repeatable=edit.repeatable,
         )
         for (identity, (edit, proposal, score)), weight in zip(found.items(), weights, strict=True)
-    ]  # fmt: skip
+    ]
     return tuple(sorted(ranked, key=lambda item: (-item.prior, item.edit, item.kernel_id)))
 
 

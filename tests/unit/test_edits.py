@@ -384,6 +384,13 @@ extern "C" __global__ void t(const float* x, float* y, int n) {
     has_all(found[0].kernel, ("s[32][33]", "blockIdx.y * 32", "blockIdx.x * 32"))
 
 
+def test_launch_bounds_follow_the_block() -> None:
+    source = ITEMS.replace("__global__", "__global__ __launch_bounds__(256, 4)")
+    found = {item.kernel.launches[0].block: item.kernel for item in
+             proposals("block_shape", context(kernel_of(source), items_problem()))}  # fmt: skip
+    assert "__launch_bounds__(1024)" in found[(1024,)].source
+
+
 def test_a_macro_that_holds_the_block_size_keeps_the_block() -> None:
     assert proposals("block_shape", given("unpadded_transpose")) == []
 

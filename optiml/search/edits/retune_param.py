@@ -62,4 +62,5 @@ EDIT = Edit(
     why="The best block or tile size depends on registers, shared memory and the problem's sizes.",
     source="CUDA C++ Best Practices Guide, Execution Configuration Optimizations",
     propose=propose,
+    repeatable=False,
 )
