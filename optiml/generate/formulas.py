@@ -42,6 +42,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("relu", rf"{_START}{_LEFT}?(?:np\.|torch\.|std::)?f?max(?:f|imum)?\((?:{_V},{_0}|{_0},{_V})\){_END}"),
     ("relu", rf"{_LEFT}?\(?{_V}>=?{_0}\)?\?{_V}:{_0}"),
     ("a quadratic form", rf"\b[a-z]{_T}\s?[@*]?\s?[A-Z]\s?[@*]?\s?[a-z]\b"),
+    ("matmul with a transposed operand", rf"\b[A-Z](?:{_T})?\s(?:times|by|with|and)\s[A-Z]{_T}"),
+    ("matmul with a transposed operand", rf"\b[A-Z]{_T}\s(?:times|by|with|and)\s[A-Z]\b"),
     ("matmul with a transposed operand", rf"{_V}{_T}\s?[@*]\s?{_V}|{_V}\s?[@*]\s?{_V}{_T}"),
     ("matmul with a transposed operand", r"\b[A-Z]\^T\s?[A-Z]\b|\b[A-Z]\s?[A-Z]\^T(?=\W|$)"),
     ("transpose", rf"{_LEFT}(?:{_V}{_T}|transpose\({_V}\)){_END}"),
@@ -64,6 +66,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
         rf"{_START}\b(?P<c>[A-Za-z]\w{{0,8}}){_I}*=(?!(?P=c)\b)(?P<a>[A-Za-z]\w{{0,8}}){_I}*"
         rf"\+(?!(?P=a)\b|(?P=c)\b)[A-Za-z]\w{{0,8}}{_I}*{_END}",
     ),
+    ("vector_add", rf"{_START}(?<!=)\b([a-z])\+(?!\1)[a-z]\b{_END}"),
     ("exclusive scan", rf"{_V}={_S}_?\{{?j\s?<\s?i\}}?"),
     (
         "prefix_sum",
@@ -87,7 +90,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
 )
 _COMPILED = tuple((label, re.compile(pattern)) for label, pattern in _KNOWN)
 _SIGN = (
-    r"(?:[*@^|]|\*\*|(?<![A-Za-z])/(?![A-Za-z])|\s[-+]\s"
+    r"(?:[*@^|]|\*\*|(?<![A-Za-z])/(?![A-Za-z])|\s\+\s|(?:(?<=[\])])|(?<=\b\w))\s-\s(?=\w\b|\w+[\[(])"
     r"|(?<=[\])])[-+](?=[\w(\[])|(?<=\w)\+(?=\w))"
 )
 _ARITHMETIC = re.compile(rf"[\w\])][ \t]*{_SIGN}[ \t]*[\w(\[|]|\+=|\|[^|\n]{{1,40}}\|")
@@ -118,7 +121,7 @@ def _squeeze(text: str) -> tuple[str, list[int]]:
             after = text[index + 1 :].lstrip(" \t")[:1]
             if before in "=+*/@^([,<>?: " or after in "=+*/@^)]<>?":
                 continue
-            if before in ")]" and after and not after.isalnum():
+            if before in ")]" and after and after != "(" and not after.isalnum():
                 continue
         kept.append(char)
         places.append(index)

@@ -191,7 +191,11 @@ def _normalised(text: str) -> str:
     text = plain(text)
     text = re.sub(r"(?i)\b([1-5])[\s-]?d(?:imensional)?\b(?!\s*=)", r"\1d", text)
     text = re.sub(r"(\w)'\(", r"\1 derivative (", text)
+    text = re.sub(r"\b([A-Z])\s*\(\s*[A-Z]\s?x\s?[A-Z]\s*\)", r"\1", text)  # "C(MxN) = A(MxK) * B(KxN)"
+    text = re.sub(r"(?i)(?<!mean )\bsquare(?= (?:[\w-]+ )?(?:matrix|matrices|\d))", "squareshaped", text)
+    text = re.sub(r"\b([A-Z]) transposed?\b|\btransposed? (?:of )?([A-Z])\b", r"\1\2^T", text)
     text = re.sub(r"(\d[\])]?)\s*[@*]\s*(?=\w*[\[(]?\d+\s*[x,]\s*\d)", r"\1, ", text)  # a product of shapes
+    text = re.sub(r"(\d+)\s*(?:->|to)\s*(\d+) channels", r"\1 input channels, \2 output channels", text)
     text = re.sub(r"(?i)\b(\d+) cubed\b", r"\1x\1x\1", text)
     text = re.sub(r"(?i)\b(\d+)[\s-]*bits?\b", r"\1bit", text)
     text = re.sub(r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim", text)
@@ -287,7 +291,7 @@ _JOINING = frozenset(
 )
 _LIGHT = frozenset(
     fold(word)
-    for word in """a an the given whole entire input large big huge dense square long random real contiguous equally
+    for word in """a an the given whole entire input large big huge dense squareshaped long random real contiguous equally
     sized float double floating point fp16 fp32 fp64 bf16 half precision float16 float32 float64 bfloat16 int32
     integer different separate simple these those its my our your arbitrary following 1d numeric numerical small tiny
     regular standard generic basic""".split()  # noqa: SIM905
@@ -327,8 +331,10 @@ def _phrases(names: tuple[tuple[str, tuple[str, ...]], ...]) -> _Table:
     for label, phrases in words.FOREIGN.items():
         add(phrases, _Entry(kind="foreign", label=label))
     for name, phrases in names:
-        strength = USUAL if name in GRAMMARS else UNIQUE
-        add((name, *phrases), _Entry(kind="operator", label=name, strength=strength))
+        for phrase in (name, *phrases):
+            several_words = any(sign in phrase for sign in " -_")
+            strength = UNIQUE if name not in GRAMMARS else USUAL if several_words else COMMON
+            add((phrase,), _Entry(kind="operator", label=name, strength=strength))
     for label, modifier in words.MODIFIERS.items():
         add(modifier.phrases, _Entry(kind="modifier", label=label))
     for label, phrases in words.ARITHMETIC.items():
@@ -375,17 +381,8 @@ def _mentions(found: Sequence[Token], table: _Table) -> list[Mention]:
     chosen: list[Mention] = []
     index = 0
     while index < len(found):
-        best = max(at[index], key=lambda item: (item.last, item.kind != "plain"), default=None)
-        if best is not None and best.kind == "plain":
-            reaching = any(
-                item.kind != "plain" and item.last > best.last
-                for start in range(index + 1, best.last + 1)
-                for item in at[start]
-            )
-            if reaching:
-                best = max(
-                    (item for item in at[index] if item.kind != "plain"), key=lambda item: item.last, default=None
-                )
+        ordered = sorted(at[index], key=lambda item: (-item.last, item.kind == "plain"))
+        best = next((item for item in ordered if item.kind != "plain" or not _hides_more(item, at)), None)
         if best is None:
             index += 1
             continue
@@ -395,6 +392,15 @@ def _mentions(found: Sequence[Token], table: _Table) -> list[Mention]:
     return [
         dataclasses.replace(item, negated=_is_negated(item, found) or _is_denied_after(item, found)) for item in chosen
     ]
+
+
+def _hides_more(mention: Mention, at: Sequence[Sequence[Mention]]) -> bool:
+    """Whether a telling phrase begins inside a plain one and reaches beyond it."""
+    return any(
+        item.kind != "plain" and item.last > mention.last
+        for start in range(mention.first + 1, mention.last + 1)
+        for item in at[start]
+    )
 
 
 def _with_patterns(found: Sequence[Token], mentions: list[Mention], names: frozenset[str]) -> list[Mention]:
@@ -750,9 +756,11 @@ def _check_composition(found: Sequence[Token], mentions: Sequence[Mention], chos
 def _symbol_before(found: Sequence[Token], first: int) -> bool:
     if first == 0 or found[first - 1].kind != "symbol" or found[first - 1].text not in "*+^@-/":
         return False
-    operand = found[first - 2] if first >= 2 else None
-    touching = operand is not None and operand.start + len(operand.text) == found[first - 1].start
-    return operand is not None and (found[first - 1].text in "*+^@" or (not touching and found[first - 1].text == "-"))
+    if first < 2 or found[first - 1].text in "*+^@":
+        return first >= 2
+    operand = found[first - 2]
+    touching = operand.start + len(operand.text) == found[first - 1].start
+    return not touching and found[first - 1].text == "-" and (operand.kind == "number" or len(operand.text) == 1)
 
 
 def _symbol_after_call(found: Sequence[Token], last: int) -> bool:
@@ -760,6 +768,9 @@ def _symbol_after_call(found: Sequence[Token], last: int) -> bool:
     index = last + 1
     if index < len(found) and found[index].kind == "symbol" and found[index].text in "*+^@":
         return True
+    if index < len(found) and found[index].text.lower() == "of":  # "softmax of x/T"
+        operand, sign = found[index + 1 : index + 2], found[index + 2 : index + 3]
+        return bool(operand and sign) and len(operand[0].text) == 1 and sign[0].text in tuple("*+^@/")
     if index >= len(found) or found[index].text != "(":
         return False
     depth = 0
@@ -837,29 +848,31 @@ def _check_unknown_words(
 
 
 def _after_with(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> Iterator[int]:
-    """Words after "with" that are neither technical nor about sizes, operands or the operator itself."""
+    """Words after "with" that belong to other operators: "attention with logits" has to be asked about."""
     explained = {
         index for item in mentions if item.kind != "plain" or item.negated for index in range(item.first, item.last + 1)
     }
-    allowed = _technical_words() | _size_and_role_words(chosen)
+    strange = _operand_words() - _size_and_role_words(chosen) - {fold(word) for word in words.TECHNICAL}
     names = [item.last for item in mentions if item.kind == "operator" and item.label == chosen]
     for start, token in enumerate(found):
         if token.text.lower() not in ("with", "plus", "including"):
             continue
         named = max((place for place in names if place < start), default=None)
-        if names and (named is None or any(item.text in ".;!?" for item in found[named:start])):
+        if named is None or any(item.text in ".;!?" for item in found[named:start]):
             continue  # another sentence, or before the operator is named
         for index in range(start + 1, len(found)):
             word = found[index]
             if (word.kind == "symbol" and word.text not in "-'/") or word.text.lower() in _CLAUSE_ENDS:
                 break
-            if word.kind == "word" and index not in explained and not _is_light(word) and word.folded not in allowed:
+            if index not in explained and word.folded in strange:
                 yield index
 
 
 @cache
-def _technical_words() -> frozenset[str]:
-    return frozenset(fold(word) for phrase in words.TECHNICAL for word in phrase.split())
+def _operand_words() -> frozenset[str]:
+    """Single words for sizes and operands of any operator."""
+    phrases = [phrase for grammar in GRAMMARS.values() for group in grammar.axes.values() for phrase in group]
+    return frozenset(fold(phrase) for phrase in (*phrases, *words.LABEL_WORDS) if " " not in phrase)
 
 
 _CLAUSE_ENDS = frozenset(

@@ -173,6 +173,8 @@ class _Reader:
         unused = {rank: self._readings(rank) for rank in set(map(len, shapes))}
         for letters in shapes:
             rank = len(letters)
+            if rank < len(self.problem.axes) and set(letters) <= set(self.problem.axes):
+                continue  # the axes' own letters mean what they say
             if unused[rank]:
                 axes: tuple[str, ...] = unused[rank].pop(0).axes
             elif self.grammar.fold == "leading" and rank == 2:
@@ -198,7 +200,12 @@ class _Reader:
                 continue
             number = self._next_number(index + 1, signs="=:-")
             before = [item.folded for item in self.found[max(0, index - 2) : index] if item.kind == "word"]
-            if number is None or self.found[number].value > 4 or "head" in before:
+            if (
+                number is None
+                or self.found[number].kind != "number"
+                or self.found[number].value > 4
+                or "head" in before
+            ):
                 continue
             between = self.found[index + 1 : number]
             if any(item.kind == "word" and item.folded != "is" for item in between):
@@ -254,15 +261,10 @@ class _Reader:
 
     # -- statements --
     def read_statements(self) -> None:
+        readers = (self._assignment, self._quantity, self._named_size, self._counted)
         index = 0
         while index < len(self.found):
-            index = max(
-                index + 1,
-                self._assignment(index),
-                self._quantity(index),
-                self._named_size(index),
-                self._counted(index),
-            )
+            index = next((end for reader in readers if (end := reader(index)) > index), index + 1)
 
     def _assignment(self, index: int) -> int:
         """`M=N=K=2048`, `n: 100`, `B,H,S,D = 8,16,1024,64`; the position after it, or 0."""
@@ -470,6 +472,8 @@ class _Reader:
         if self._is_machine(position) or (phrase not in CONTENTS and self._belongs_to_next(position)):
             return 0
         number = self.found[position]
+        if phrase in CONTENTS and self._counted_target(position)[0] == targets and joining[:1] != ["of"]:
+            return 0
         counted, _, counted_phrase = self._counted_target(position)
         if phrase in CONTENTS and counted and counted != targets and joining:  # "rows are 2048 long"
             targets, phrase = counted, counted_phrase
@@ -668,7 +672,7 @@ class _Reader:
             self._note(token)
             self.notes.append(f"{token.text} was read as the size {axis}")
             loose.remove(sizes[0])
-        elif self.builtin.name == "matmul" and len(sizes) == 1 and not self.axes and self._says_square():
+        elif self.builtin.name == "matmul" and len(sizes) == 1 and not self.axes and self._says_square(sizes[0]):
             for name in ("M", "N", "K"):
                 self._assign(name, self.found[sizes[0]].value, self.found[sizes[0]].text)
             loose.remove(sizes[0])
@@ -678,9 +682,10 @@ class _Reader:
             if self.found[index].value not in (0, 1, 2):
                 self.notes.append(f"the figure {self.found[index].text} was not understood and is not used")
 
-    def _says_square(self) -> bool:
-        return any(
-            token.folded in ("squar", "squared", "squar") or token.text.lower() == "square" for token in self.found
+    def _says_square(self, index: int) -> bool:
+        before = {token.folded for token in self.found[max(0, index - 3) : index]}
+        return bool(before & {"siz", "dimension", "dim", "order"}) or any(
+            token.text.lower() == "squareshaped" for token in self.found
         )
 
     def settle_scalars(self) -> None:
@@ -736,12 +741,12 @@ class _Reader:
         if re.search(r"\b(?:each|every|per|a) (?:thread|warp|lane|iteration|instruction|block)\b", " ".join(clause)):
             return True
         before = [fold(word) for word in clause]
-        while before and before[-1] in _LINKING:
-            before.pop()
-        if index == 0 or not clause:
-            return False
-        squeezed = ["".join(before[-count:]) for count in range(1, len(before) + 1)]
-        return any(key in _MACHINE_BEFORE for key in squeezed)
+        while before:
+            if any("".join(before[-count:]) in _MACHINE_BEFORE for count in range(1, len(before) + 1)):
+                return True
+            if before.pop() not in _LINKING:
+                break
+        return False
 
 
 @lru_cache(maxsize=256)
