@@ -273,6 +273,7 @@ class Lowering:
         self.write_count: Counter[str] = Counter()
         self.aligned = aligned
         self.zero_bits: dict[str, int] = {}  # low bits of a register that are always zero
+        self.known: dict[str, Immediate] = {}  # register that is written once, with a literal
         self.fixed: dict[str, int] = {}  # register with one value per launch -> slot of that value, 0-d
         self.flat: dict[int, int] = {}  # slot of a launch value -> slot of the same as a 0-d array
         self.steps: list[Step] = []
@@ -932,7 +933,20 @@ class Lowering:
         if instruction.parts[0] in ("shl", "shr") and isinstance(sources[1], Immediate):
             row = opcodes.shift_by_constant(instruction.parts)
             sources[1] = Immediate(value=min(sources[1].value & 0xFFFFFFFF, 127))
-        self.bind(row.apply, instruction.dst[0], row.output, list(zip(sources, row.inputs, strict=True)))
+        inputs = list(row.inputs)
+        for index, operand in enumerate(sources):
+            resolved = self.resolved(operand)
+            if row.wide_literals and isinstance(resolved, Immediate):
+                inputs[index] = "f8"
+                resolved = _widened(resolved)
+            sources[index] = resolved
+        self.bind(row.apply, instruction.dst[0], row.output, list(zip(sources, inputs, strict=True)))
+
+    def resolved(self, operand: Operand) -> Operand:
+        """The literal that a register stands for, if it is written once and with a literal; else the operand."""
+        if isinstance(operand, Register) and not operand.negated:
+            return self.known.get(self.item.context.prefix + operand.name, operand)
+        return operand
 
     def bind(
         self, apply: Callable[..., Array], target: Operand, output: str, sources: list[tuple[Operand, str]]
@@ -1006,10 +1020,14 @@ class Lowering:
             size = int(TOKENS[kind][1:])
             if dtype is None or dtype.itemsize != size:
                 dtype = _UNSIGNED[size]
+            source = self.resolved(source)
             slot, convert = self.source(source, dtype)
             to, after = self.target(target, dtype)
             self.steps.append(_bound(convert, to, after, [(slot, None)]))
             self.pass_on(source, target)
+            full = item.context.prefix + target.name if isinstance(target, Register) else ""
+            if isinstance(source, Immediate) and self.write_count[full] == 1 and instruction.predicate is None:
+                self.known[full] = Immediate(value=_bits_of(source, dtype))
 
     def pass_on(self, source: Operand, target: Operand) -> None:
         """A copy of a launch value is a launch value too."""
@@ -1055,7 +1073,7 @@ class Lowering:
     def lower_setp(self, item: _Item, segment: Segment) -> None:
         instruction = item.instruction
         (token, _), compare, combine = opcodes.comparison(instruction.parts)
-        sources = [(operand, token) for operand in instruction.src[:2]]
+        sources = [(self.resolved(operand), token) for operand in instruction.src[:2]]
         if instruction.parts[-1] in ("f16x2", "bf16x2"):
             self.setp_packed(item, compare, combine)
             return
@@ -1758,6 +1776,12 @@ def _bits_of(immediate: Immediate, dtype: np.dtype[Any]) -> int:
     if dtype == BOOL:
         return int(immediate.value != 0)
     return immediate.value
+
+
+def _widened(literal: Immediate) -> Immediate:
+    """A float32 literal as the float64 of the same value."""
+    single = np.frombuffer((_bits_of(literal, F32) & 0xFFFFFFFF).to_bytes(4, "little"), F32)
+    return Immediate(value=int.from_bytes(single.astype(F64).tobytes(), "little"), kind="f64")
 
 
 def _trailing_zeros(value: int) -> int:

@@ -46,11 +46,15 @@ class UnknownForm(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Pure:
-    """An operation without side effects: tokens of its operands and result, and the function."""
+    """An operation without side effects: tokens of its operands and result, and the function.
+
+    `wide_literals`: the function also takes float32 literals as float64.
+    """
 
     inputs: tuple[str, ...]
     output: str
     apply: Operation
+    wide_literals: bool = False
 
 
 def _integer(type_name: str) -> str:
@@ -204,7 +208,8 @@ def _fma(parts: tuple[str, ...]) -> Pure:
         operation = num.fma_f64 if mode == "rn" else num.f64_directed("fma", mode)
     else:
         raise UnknownForm
-    return Pure(inputs=(token,) * 3, output=token, apply=_modified(operation, found))
+    plain = kind == "f32" and not found & {"ftz"}
+    return Pure(inputs=(token,) * 3, output=token, apply=_modified(operation, found), wide_literals=plain)
 
 
 def _div(parts: tuple[str, ...]) -> Pure:
