@@ -83,8 +83,9 @@ def _singular(word: str) -> str:
 _IRREGULAR = {
     "matrices": "matrix", "indices": "index", "vertices": "vertex", "axes": "axis", "halves": "halv",
     "maxima": "maximum", "minima": "minimum", "colour": "color", "grey": "gray", "neighbour": "neighbor",
-    "neighbours": "neighbor", "summing": "sum", "running": "running", "squares": "squared", "string": "string", "during": "during",
-    "nothing": "nothing", "something": "something", "anything": "anything", "everything": "everything",
+    "neighbours": "neighbor", "summing": "sum", "running": "running", "squares": "squared", "string": "string",
+    "during": "during", "nothing": "nothing", "something": "something", "anything": "anything",
+    "everything": "everything",
 }  # fmt: skip
 
 _INT = r"\d{1,3}(?:,\d{3})+(?!\d|,\d)|\d+(?:_\d{3})+|\d+"
