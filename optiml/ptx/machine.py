@@ -10,9 +10,11 @@ import numpy as np
 
 from optiml.errors import InvalidInput, Unsupported
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder
-from optiml.ptx.lower import ALIGNMENT, Program, program_of
+from optiml.ptx.lower import program_of
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
 from optiml.ptx.parse import Function, Module
+from optiml.ptx.program import Program
+from optiml.ptx.registers import ALIGNMENT
 from optiml.ptx.simt import WARP, Batch, Budget
 
 BATCH_THREADS = 1 << 14  # arrays of this length stay in the caches
