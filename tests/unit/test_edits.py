@@ -366,6 +366,12 @@ def test_the_parts_of_a_flat_index_are_exchanged() -> None:
     has_all(proposal.kernel, ("int r = t / C;", "int c = t % C;"))
 
 
+def test_a_flat_index_that_is_used_itself_keeps_its_parts() -> None:
+    where = given("flat_scale")
+    kernel = dataclasses.replace(where.kernel, source=where.kernel.source.replace("y[r * C + c] =", "y[t] ="))
+    assert proposals("swap_indices", context(kernel, where.problem)) == []
+
+
 def test_coalesced_kernels_keep_their_indices() -> None:
     assert proposals("swap_indices", context(kernel_of(ITEMS), items_problem())) == []
     swapped = proposals("swap_indices", given("swapped_stencil"))[0].kernel
