@@ -12,6 +12,9 @@ from optiml.errors import InvalidInput
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder
 from optiml.ptx.lower import Program, program_of
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
+from optiml.ptx.native import execute
+from optiml.ptx.native.lowering import NativeProgram
+from optiml.ptx.native.library import library
 from optiml.ptx.parse import Function, Module
 from optiml.ptx.simt import WARP, Batch, Budget
 
@@ -41,12 +44,21 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """What a launch left besides memory: counters if asked for, device printf text, blocks of the grid and run."""
+    """What a launch left besides memory: counters if asked for, device printf text, blocks of the grid and run.
+
+    `engine` says which engine ran it: "native" or "numpy".
+    """
 
     counters: Counters | None
     printf: str
     blocks_total: int
     blocks_run: int
+    engine: str = "numpy"
+
+
+def engine_name() -> str:
+    """The engine that runs what it can: "native" if its library was built, else "numpy"."""
+    return "numpy" if library() is None else "native"
 
 
 class LoadedModule:
@@ -74,9 +86,16 @@ class LoadedModule:
 
 
 class Machine:
-    """Global memory of one device plus the numpy SIMT interpreter."""
+    """Global memory of one device plus the two engines.
 
-    def __init__(self) -> None:
+    Args:
+        engine: "auto" runs natively whatever the native engine covers; "numpy" never does.
+    """
+
+    def __init__(self, *, engine: str = "auto") -> None:
+        if engine not in ("auto", "numpy"):
+            raise InvalidInput(f"{engine!r} is no engine; choose auto or numpy")
+        self._engine = engine
         self._memory: dict[int, Allocation] = {}
         self._next = FIRST_ALLOCATION
 
@@ -118,6 +137,7 @@ class Machine:
         count: bool = False,
         blocks: Sequence[int] | None = None,
         limits: Limits | None = None,
+        checks: frozenset[str] = frozenset(),
     ) -> LaunchResult:
         """Run a kernel to its end.
 
@@ -126,6 +146,8 @@ class Machine:
             args: one bytes object per parameter, as long as the parameter.
             count: fill `LaunchResult.counters`.
             blocks: linear ids of the blocks to run, in this order; None for the whole grid.
+            checks: "race" and "uninitialised" look for these faults too, which takes longer. Only the native engine
+                can; a kernel that it does not cover is run without (see `LaunchResult.engine`).
 
         Raises:
             KernelFault: the kernel broke a rule or outlived its limits.
@@ -137,10 +159,18 @@ class Machine:
         if function is None:
             raise InvalidInput(f"the module has no kernel {kernel!r}")
         total = _check_call(function, grid, block, shared_bytes, args)
-        program = program_of(loaded.module, kernel, counting=count)
+        if not checks <= set(execute.CHECKS):
+            raise InvalidInput(f"unknown checks {sorted(checks - set(execute.CHECKS))}")
         shared = -(-function.static_shared_bytes // function.dynamic_shared_align) * function.dynamic_shared_align
         shared = shared + shared_bytes if shared_bytes else function.static_shared_bytes
         parameters = _parameter_area(function, args)
+        native = execute.native_program(loaded.module, kernel) if self._engine == "auto" else None
+        if native is not None:
+            return self._launch_natively(
+                native, loaded, grid=grid, block=block, shared=shared, dynamic=shared_bytes, total=total,
+                parameters=parameters, count=count, blocks=blocks, limits=limits, checks=checks,
+            )  # fmt: skip
+        program = program_of(loaded.module, kernel, counting=count)
         recorder = None
         if count:
             share = limits.l1_bytes // max(1, limits.resident_blocks)
@@ -176,6 +206,35 @@ class Machine:
             blocks_total=total,
             blocks_run=ran,
         )
+
+    def _launch_natively(
+        self, native: NativeProgram, loaded: LoadedModule, *, grid: tuple[int, int, int],
+        block: tuple[int, int, int], shared: int, dynamic: int, total: int, parameters: bytes, count: bool,
+        blocks: Sequence[int] | None, limits: Limits, checks: frozenset[str],
+    ) -> LaunchResult:  # fmt: skip
+        if blocks is not None:
+            _check_blocks(np.asarray(blocks, np.int64), total)
+        addresses = {name: loaded.address(name) for _, name, _ in native.program.symbols}
+        counters, printed, ran = execute.run(
+            execute.Call(
+                program=native,
+                allocations=self._memory,
+                parameters=parameters,
+                values=_launch_values(grid, block, shared, dynamic),
+                addresses=addresses,
+                grid=grid,
+                block=block,
+                shared_bytes=shared,
+                total=total,
+                blocks=blocks,
+                count=count,
+                checks=checks,
+                warp_instructions=limits.warp_instructions,
+                deadline=limits.deadline,
+                l1_bytes=limits.l1_bytes // max(1, limits.resident_blocks),
+            )
+        )
+        return LaunchResult(counters=counters, printf=printed, blocks_total=total, blocks_run=ran, engine="native")
 
 
 def _check_call(
@@ -226,6 +285,16 @@ def _template(
         frame[slot] = np.frombuffer(parameters[offset : offset + dtype.itemsize], dtype).copy()
     for slot, name, addend in program.symbols:
         frame[slot] = np.array([loaded.address(name) + addend], np.uint64)
+    values = _launch_values(grid, block, shared, dynamic)
+    for name, slot in program.launch_values.items():
+        frame[slot] = np.array([values[name]], np.uint64 if name == "%gridid" else np.uint32)
+    return frame
+
+
+def _launch_values(
+    grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, dynamic: int
+) -> dict[str, int]:
+    """Special registers with one value per launch."""
     values = {f"%ntid.{axis}": size for axis, size in zip("xyz", block, strict=True)}
     for axis, size in zip("xyz", grid, strict=True):
         values[f"%nctaid.{axis}"] = values[f"%nclusterid.{axis}"] = size
@@ -235,9 +304,7 @@ def _template(
         "%nwarpid": 64, "%smid": 0, "%nsmid": 108, "%gridid": 1, "%dynamic_smem_size": dynamic,
         "%total_smem_size": shared, "%cluster_ctarank": 0, "%cluster_nctarank": 1, "%WARP_SZ": WARP,
     }  # fmt: skip
-    for name, slot in program.launch_values.items():
-        frame[slot] = np.array([values[name]], np.uint64 if name == "%gridid" else np.uint32)
-    return frame
+    return values
 
 
 def _batches(
@@ -253,7 +320,11 @@ def _batches(
             yield np.arange(start, min(start + size, total), dtype=np.int64)
         return
     chosen = np.asarray(blocks, np.int64)
-    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < total:
-        raise InvalidInput(f"block ids must be in 0..{total - 1}")
+    _check_blocks(chosen, total)
     for start in range(0, len(chosen), size):
         yield chosen[start : start + size]
+
+
+def _check_blocks(chosen: Any, total: int) -> None:
+    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < total:
+        raise InvalidInput(f"block ids must be in 0..{total - 1}")
