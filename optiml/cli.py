@@ -7,7 +7,10 @@ stdout is exactly one JSON document; progress and error lines go to stderr.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
+import os
 import re
 import signal
 import sys
@@ -39,6 +42,7 @@ from optiml.show import (
 if TYPE_CHECKING:  # imported when a command needs it: `optiml --help` stays fast
     from optiml.workbench import SearchProgress, Workbench
 
+LOG = logging.getLogger(__name__)
 INTERRUPTED = 130
 _KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -69,6 +73,8 @@ SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The same 
 
 def main() -> None:
     """Entry point of the `optiml` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # µ and × on an ASCII terminal
     app(prog_name="optiml")
 
 
@@ -454,10 +460,18 @@ def _finish(
     of_json: Callable[[Any], Any] = encode,
 ) -> NoReturn:
     """Print the answer and leave with its exit status."""
-    if as_json:
-        _print_json(of_json(answer))
-    else:
-        show(answer)
+    try:
+        if as_json:
+            _print_json(of_json(answer))
+        else:
+            show(answer)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush has somewhere to go
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough is no fault
+            _note(f"internal: the answer could not be written ({error.strerror}): free some space")
+            status = 2
     raise typer.Exit(status)
 
 
@@ -482,6 +496,14 @@ def _errors_reported(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         _note("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        # Left to Python, a defect of ours would exit with 1, which says that a kernel was rejected.
+        LOG.exception("a defect of OptiML, please report it")
+        if as_json:
+            _print_json({"error": {"code": "internal", "message": f"a defect of OptiML: {type(error).__name__}"}})
+        raise typer.Exit(2) from error
 
 
 def _status_of_error(error: OptimlError) -> int:

@@ -77,13 +77,16 @@ def _gpu() -> Check:
 
 def _sandbox() -> Check:
     layers = probe()
-    detail = "; ".join(layers.describe())
+    lines = layers.describe()
+    holds = ", ".join(line.removeprefix("yes ") for line in lines if line.startswith("yes "))
+    lacks = "; ".join(line.removeprefix("no  ") for line in lines if not line.startswith("yes "))
     if layers.strong:
-        return Check(name="sandbox", state="ok", detail=detail)
+        return Check(name="sandbox", state="ok", detail=holds)
     return Check(
         name="sandbox",
         state="warn",
-        detail=f"foreign references are refused here, the compiler runs with limits only; {detail}",
+        detail=f"foreign references are refused here and the compiler runs with limits only; holds: {holds or 'none'}; "
+        f"lacks: {lacks}",
         fix="run on Linux 5.13 or newer with Landlock and seccomp, or pass --trust-reference for your own references",
     )
 

@@ -81,7 +81,11 @@ def merge_block(kernel: Kernel) -> Kernel:
 
 
 def write_kernel_text(kernel: Kernel) -> str:
-    """The `.cu` file of a kernel; `read_kernel_text` gives the same fields back."""
+    """The `.cu` file of a kernel; `read_kernel_text` gives the same fields back.
+
+    The source comes back to the letter (and with it the kernel_id) where it begins with the blank lines that the
+    block takes up, as one read from a file does; else it comes back with those lines before it.
+    """
     lines = ["/* optiml"]
     for launch in kernel.launches:
         lines += ["[[launch]]", f"kernel = {_toml(launch.kernel)}", f"grid = {_toml(launch.grid)}"]
@@ -106,8 +110,10 @@ def write_kernel_text(kernel: Kernel) -> str:
     for name, space in kernel.workspace.items():
         lines += [f"[workspace.{name}]", f"dtype = {_toml(space.dtype)}", f"shape = {_toml(space.shape)}"]
         lines.append(f"init = {_toml(space.init)}")
-    source = kernel.source.lstrip("\n")
-    return "\n".join([*lines, "*/", source if source.endswith("\n") else source + "\n"])
+    block = "\n".join([*lines, "*/"])
+    blank = "\n" * block.count("\n")
+    source = kernel.source.removeprefix(blank) if kernel.source.startswith(blank) else "\n" + kernel.source.lstrip("\n")
+    return block + source
 
 
 def _toml(value: Any) -> str:

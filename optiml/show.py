@@ -6,6 +6,7 @@ Plain aligned columns, no boxes, nothing cut; colours only on a terminal.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,27 @@ COLOURS = {
     "inconclusive": "yellow",
     "warn": "yellow",
 }
+COMMANDS = {  # advice speaks of the tools; at a terminal they are commands
+    "compile_verify": "optiml verify",
+    "profile_ncu": "optiml profile",
+    "judge_patch": "optiml judge",
+    "generate_kernel": "optiml generate",
+    "run_mcts": "optiml search",
+}
+_TOOL = re.compile("|".join(COMMANDS))
 MOST_CASES = 40  # --json has them all
 
 
+class _Terminal(Console):
+    """rich would leave with status 1 when the reader goes; here that status means a rejected kernel."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the command decide."""
+        raise BrokenPipeError
+
+
 def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)
+    return _Terminal(highlight=False, markup=False, emoji=False)
 
 
 def _line(*parts: str) -> None:
@@ -89,7 +106,7 @@ def _closing(next_action: str, warnings: Sequence[str]) -> None:
     for warning in warnings:
         _line(f"warning: {warning}")
     if next_action:
-        _line(f"next: {next_action}")
+        _line(f"next: {_TOOL.sub(lambda tool: COMMANDS[tool[0]], next_action)}")
 
 
 def _sizes(axes: Mapping[str, int]) -> str:
@@ -265,12 +282,16 @@ def show_profile(profile: Profile) -> None:
         )
     _table(
         ("metric", "value", "source"),
-        [
-            (name, "-" if value is None else f"{value:,.6g}", profile.metric_source.get(name, ""))
-            for name, value in profile.metrics.items()
-        ],
+        [(name, _metric(value), profile.metric_source.get(name, "")) for name, value in profile.metrics.items()],
     )
     _closing(profile.next_action, profile.warnings + (("answered from the cache",) if profile.cached else ()))
+
+
+def _metric(value: float | None) -> str:
+    """Counts in full, everything else to six digits."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"
 
 
 def _comparison(comparison: Comparison) -> None:

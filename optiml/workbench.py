@@ -57,9 +57,11 @@ from optiml.settings import Settings
 from optiml.store import Store, open_store
 from optiml.toolchain.nvrtc import Compiler
 from optiml.toolchain.signatures import with_launches
+from optiml.verify.inputs import cost
 from optiml.verify.reference import References
 
 LOG = logging.getLogger(__name__)
+MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
 KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
 ProblemSpec = str | Mapping[str, Any] | Problem
@@ -91,6 +93,7 @@ class Workbench:
         self._compiler: CachedCompiler | None = None
         self._references: References | None = None
         self._evaluators: dict[str, Evaluator] = {}
+        self._remembered: set[str] = set()  # kernels that this process wrote to the store
         self._searches: Searches | None = None
 
     def __enter__(self) -> Self:
@@ -204,14 +207,14 @@ class Workbench:
                 self.allowed_path(spec.npy)
 
     def allowed_path(self, text: str) -> Path:
-        """A path that a caller may name: inside a root, after symbolic links.
+        """A path that a caller may name: inside a root, after symbolic links; a relative one starts at the first root.
 
         Raises:
             InvalidInput: it lies outside every root; the message does not say whether it exists.
         """
         if "\0" in text:
             raise InvalidInput("a path may not hold a NUL character")
-        path = Path(text).resolve()
+        path = Path(*self.settings.roots[:1], text).resolve()
         if not any(path.is_relative_to(root.resolve()) for root in self.settings.roots):
             raise InvalidInput("the path lies outside the allowed roots (see --root)")
         return path
@@ -230,8 +233,14 @@ class Workbench:
         if problem is not None:
             kernel, assumed = with_launches(kernel, problem)
             check_kernel(kernel, problem)
-        self.store.put(_kernel_key(kernel_id(kernel)), encode(kernel))
+        self._remember(kernel)
         return _Read(kernel=kernel, assumed=assumed)
+
+    def _remember(self, kernel: Kernel) -> None:
+        identity = kernel_id(kernel)
+        if identity not in self._remembered:
+            self.store.put(_kernel_key(identity), encode(kernel))
+            self._remembered.add(identity)
 
     def _kernel_of(self, spec: KernelSpec, problem: Problem | None) -> Kernel:
         if isinstance(spec, Kernel):
@@ -289,6 +298,7 @@ class Workbench:
         """Whether a kernel is right; see `Verdict`."""
         problem = self.problem(problem_spec, axes=axes, dtype=dtype)
         if axes:
+            _refuse_unaffordable(problem)
             problem = dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
         read = self._read_kernel(kernel_spec, problem)
         return self.evaluator(device).verify(
@@ -315,7 +325,8 @@ class Workbench:
         evaluator = self.evaluator(device)
         kernel = self.kernel(kernel_spec, problem)
         profile = evaluator.profile(kernel, problem, metrics=metrics)
-        self.store.put(f"last-profile/{kernel_id(kernel)}", encode(profile))
+        if not profile.cached:
+            self.store.put(f"last-profile/{kernel_id(kernel)}", encode(profile))
         if baseline is None:
             return profile
         try:
@@ -397,7 +408,7 @@ class Workbench:
             verify=judged if verify else None,
         )
         for candidate in made.candidates:
-            self.store.put(_kernel_key(candidate.kernel_id), encode(candidate.kernel))
+            self._remember(candidate.kernel)
         return made
 
     # --- searches ----------------------------------------------------------------------------------------------------
@@ -477,7 +488,7 @@ class Workbench:
         result = self.searches.run(run_id, on_progress=on_progress, should_stop=should_stop)
         for item in (result.best, result.baseline):
             if item is not None:
-                self.store.put(_kernel_key(item.kernel_id), encode(item.kernel))
+                self._remember(item.kernel)
         return result
 
     def search_result(self, run_id: str) -> SearchResult:
@@ -533,6 +544,17 @@ def kernel_of_file(name: str, content: str) -> Kernel:
 def seed_kernel(problem: Problem) -> Kernel:
     """The naive seed of a built-in problem, in the problem's dtype."""
     return kernel_from_text(load_builtin(problem.name).seed_text, dtype=main_dtype(problem))
+
+
+def _refuse_unaffordable(problem: Problem) -> None:
+    """The embedded device would need minutes for what a caller's axes ask it to verify."""
+    dearest = max(cost(problem, workload) for workload in problem.bench)
+    if dearest > MAX_VERIFIED_COST:
+        raise InvalidInput(
+            f"these axes need about {dearest:.1e} operations, and the embedded device verifies up to "
+            f"{MAX_VERIFIED_COST:.0e}: verify at smaller axes (profiles sample big grids, so they may stay)",
+            code="too_large",
+        )
 
 
 def _kernel_key(identity: str) -> str:

@@ -50,6 +50,12 @@ class Run:
             LOG.error("search %s ended by a defect", self.run_id, exc_info=error)
         self.announce()
 
+    def returned(self) -> SearchResult | None:
+        """What the driver returned, if it has."""
+        if not self.ended or self.future.cancelled() or self.future.exception() is not None:
+            return None
+        return self.future.result()
+
     def error(self) -> str | None:
         """`code: sentence` of a search that could not go on."""
         error = self.future.exception() if self.ended and not self.future.cancelled() else None

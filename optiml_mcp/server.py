@@ -246,7 +246,7 @@ async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
     if not is_run_id(args.run_id):
         raise InvalidInput(f"{args.run_id[:40]!r} is no run: action=list shows the known ones", code="unknown_run")
     run_id = args.run_id
-    result: SearchResult = await app.call(lambda bench: bench.search_result(run_id))
+    result = await _result(app, run_id)
     if args.action == "cancel":
         return await _cancel(app, result)
     run = app.runs.find(run_id)
@@ -254,7 +254,7 @@ async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
         run = app.runs.drive(run_id)  # after a restart the search goes on from its journal
     if args.action == "step" and run is not None and not run.ended:
         await app.runs.wait_for_news(run, seconds=args.max_wait_s, report=ctx.report_progress)
-        result = await app.call(lambda bench: bench.search_result(run_id))
+        result = await _result(app, run_id)
     if args.action == "result":
         return fit(encode(result), uri=f"optiml://runs/{result.run_id}")
     return _state(result, run)
@@ -306,6 +306,15 @@ async def _cancel(app: App, result: SearchResult) -> dict[str, Any]:
     if result.status in ("running", "needs_proposals"):
         await app.call(lambda bench: bench.cancel_search(result.run_id))
     return _state(await app.call(lambda bench: bench.search_result(result.run_id)), None)
+
+
+async def _result(app: App, run_id: str) -> SearchResult:
+    """What the driver of this server returned (it knows what was written where), else what the folder says."""
+    run = app.runs.find(run_id)
+    if run is not None and (returned := run.returned()) is not None and returned.status != "running":
+        return returned
+    result: SearchResult = await app.call(lambda bench: bench.search_result(run_id))
+    return result
 
 
 def _driven_elsewhere(run: Run) -> bool:

@@ -105,6 +105,7 @@ class FakeRun:
     kernel: Kernel
     budget: int
     seed: int
+    write_to: str | None = None
     evaluations: int = 0
     status: str = "running"
 
@@ -397,7 +398,12 @@ class FakeWorkbench:
         kernel = self.kernel(RELU if kernel_spec is None else kernel_spec, problem)
         run_id = f"r-{len(self.searches):012d}"
         self.searches[run_id] = FakeRun(
-            run_id=run_id, problem=problem, kernel=kernel, budget=evaluations, seed=0 if seed is None else seed
+            run_id=run_id,
+            problem=problem,
+            kernel=kernel,
+            budget=evaluations,
+            seed=0 if seed is None else seed,
+            write_to=write_to,
         )
         return run_id
 
@@ -435,7 +441,7 @@ class FakeWorkbench:
                     )
                 )
         run.status = "finished"
-        return self.search_result(run_id)
+        return dataclasses.replace(self.search_result(run_id), written_to=run.write_to)
 
     def known_run(self, run_id: str) -> FakeRun:
         if run_id not in self.searches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,8 @@ import numpy as np
 from optiml.codec import restore
 from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult
 from optiml.device.plan import Plan, Pointer
-from optiml.errors import Fault, InvalidInput, KernelFault, WorkerTimeout
-from optiml.problems.data import storage_dtype
+from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
+from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
 from optiml.ptx.counters import Counters
 from optiml.records import Build, DeviceInfo
@@ -35,6 +36,7 @@ MODELS: Mapping[str, DeviceInfo] = {
         ("h200", "sm_90", 227 * 1024),
     )
 }
+LOG = logging.getLogger(__name__)
 DEFAULT_MODEL = "a100"
 MEMORY_BYTES = 12 << 30  # address space of the child
 
@@ -95,10 +97,10 @@ class EmulatedDevice:
             "timeout_s": timeout_s,
             "l1_share_bytes": l1_share_bytes,
         }
-        blobs = [np.ascontiguousarray(filled[name]) for filled in contents for name in names]
+        blobs = [raw(filled[name]) for filled in contents for name in names]
         with self._lock:
             try:
-                reply, answers = self._worker.call(header, blobs, timeout_s=timeout_s + 2.0)
+                reply, answers = self._call(header, blobs, timeout_s + 2.0)
             except WorkerTimeout as error:
                 raise KernelFault(
                     Fault(kind="timed_out", detail=f"the kernel did not end within {timeout_s:g} s")
@@ -112,6 +114,18 @@ class EmulatedDevice:
                 arrays[name] = data.reshape(planned.shape)
             runs.append(arrays)
         return RunResult(runs=tuple(runs), launches=tuple(_report(item) for item in reply["launches"]))
+
+    def _call(
+        self, header: dict[str, Any], blobs: list[memoryview], timeout_s: float
+    ) -> tuple[dict[str, Any], list[memoryview]]:
+        """One call; a child that died gets one successor, since its death need not be this kernel's doing."""
+        try:
+            return self._worker.call(header, blobs, timeout_s=timeout_s)
+        except WorkerDied as error:
+            if error.cancelled:
+                raise
+            LOG.warning("the device's process ended (%s); trying once more: %s", error, error.stderr_tail[-500:])
+            return self._worker.call(header, blobs, timeout_s=timeout_s)
 
     def close(self) -> None:
         self._worker.close()

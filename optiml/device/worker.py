@@ -11,6 +11,7 @@ import numpy as np
 
 from optiml.codec import encode
 from optiml.device.sampling import sampled_blocks
+from optiml.problems.data import raw
 from optiml.process import serve
 from optiml.ptx import Machine, Module, parse
 from optiml.ptx.counters import Counters
@@ -24,14 +25,14 @@ def _parsed(ptx: str) -> Module:
     return parse(ptx)
 
 
-def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequence[np.ndarray[Any, Any]]]:
+def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequence[memoryview]]:
     """Carry out one plan, once for each set of contents; see `Device.run`."""
     deadline = time.monotonic() + header["timeout_s"]
     machine = Machine()
     arrays = header["arrays"]
     addresses = {item["name"]: machine.allocate(item["nbytes"], name=item["name"]) for item in arrays}
     loaded = machine.load(_parsed(header["ptx"]))
-    answers: list[np.ndarray[Any, Any]] = []
+    answers: list[memoryview] = []
     reports: list[Header] = []
     for run in range(header["runs"]):
         for position, item in enumerate(arrays):
@@ -56,7 +57,7 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
             )
             reports.append(_report(launch, result))
         if header["outputs"]:
-            answers += [machine.memory(addresses[item["name"]]).copy() for item in arrays]
+            answers += [raw(machine.memory(addresses[item["name"]]).copy()) for item in arrays]
     return {"launches": reports}, answers
 
 

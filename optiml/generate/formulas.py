@@ -37,12 +37,13 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     (
         "gelu",
-        rf"{_LEFT}?(?:0\.5\*?\(?{_V}\)?\*?\(1(?:\.0f?)?\+erff?\({_V}/{_ROOT_2}\)\)|{_V}\*?Phi\({_V}\)){_END}",
+        rf"{_LEFT}?(?:(?:0\.5\*?\(?{_V}\)?|{_V}\*0\.5)\*?\(1(?:\.0f?)?\+erff?\({_V}/{_ROOT_2}\)\)|{_V}\*?Phi\({_V}\)){_END}",
     ),
     ("relu", rf"{_START}{_LEFT}?(?:np\.|torch\.|std::)?f?max(?:f|imum)?\((?:{_V},{_0}|{_0},{_V})\){_END}"),
     ("relu", rf"{_LEFT}?\(?{_V}>=?{_0}\)?\?{_V}:{_0}"),
+    ("a quadratic form", rf"\b[a-z]{_T}\s?[@*]?\s?[A-Z]\s?[@*]?\s?[a-z]\b"),
     ("matmul with a transposed operand", rf"{_V}{_T}\s?[@*]\s?{_V}|{_V}\s?[@*]\s?{_V}{_T}"),
-    ("matmul with a transposed operand", r"\b[A-Z]\^T[A-Z]\b|\b[A-Z][A-Z]\^T(?=\W|$)"),
+    ("matmul with a transposed operand", r"\b[A-Z]\^T\s?[A-Z]\b|\b[A-Z]\s?[A-Z]\^T(?=\W|$)"),
     ("transpose", rf"{_LEFT}(?:{_V}{_T}|transpose\({_V}\)){_END}"),
     ("transpose", rf"{_START}\b[A-Za-z]\w{{0,8}}(?:\.T\b|\.t\(\)|\^T\b){_END}"),
     ("transpose", rf"\b[A-Za-z]\w*{_ROW_COLUMN}=[A-Za-z]\w*\[\2(?:,|\]\[)\1\]{_END}"),
@@ -71,6 +72,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     ("prefix_sum", rf"\b([a-z]\w*)\[i\]=\1\[i-1\]\+(?!\1\b)[a-z]\w*\[i\]{_END}"),
     ("prefix_sum", rf"{_V}={_S}_?\{{?j\s?<=\s?i\}}?\s?{_V}"),
+    ("prefix_sum", rf"{_V}={_S}\s?(?:of\s)?\(?[a-z]\w*\[[01]?\s?(?:\.\.\.?|:)\s?i(?:\+1)?\]\)?"),
+    ("one sum per index", rf"[A-Za-z]\w*(?:\[\w\]|_[ijk]\b)={_S}\b"),
     ("dot", rf"{_LEFT}?{_S}\s?\(?([a-z]\w{{0,5}}){_I}*\s?\*\s?(?!\1\b)([a-z]\w{{0,5}}){_I}*\)?{_END}"),
     ("dot", rf"{_LEFT}?\b([a-z]){_T}\s?(?!\1)[a-z]\b{_END}"),
     ("sum", rf"{_START}{_LEFT}?(?:np\.|torch\.)?sum\([a-z]\w{{0,5}}{_I}?\){_END}"),
@@ -87,14 +90,15 @@ _ARITHMETIC = re.compile(rf"[\w\])][ \t]*{_SIGN}[ \t]*[\w(\[|]|\+=|\|\s*\w+\s*\|
 def find_formulas(text: str) -> tuple[list[Formula], str]:
     """Known formulas, and the text with them taken out."""
     formulas: list[Formula] = []
+    squeezed, places = _squeeze(text)
     for label, pattern in _COMPILED:
-        squeezed, places = _squeeze(text)
         match = pattern.search(squeezed)
         if match is None:
             continue
         formulas.append(Formula(label=label, text=match.group(), foreign=label not in GRAMMARS))
         start, end = places[match.start()], places[match.end() - 1] + 1
         text = f"{text[:start]} ; {text[end:]}"
+        squeezed, places = _squeeze(text)
     return formulas, text
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,16 +19,21 @@ from functools import cache
 from typing import Literal
 
 from optiml.errors import InvalidInput
+from optiml.expressions import evaluate
 from optiml.generate import vocabulary as words
 from optiml.generate.formulas import find_formulas, unexplained_arithmetic
-from optiml.generate.sizes import Sizes, read_sizes
+from optiml.generate.sizes import read_sizes
 from optiml.generate.vocabulary import COMMON, GRAMMARS, UNIQUE, USUAL, Grammar
 from optiml.generate.words import Token, fold, plain, tokens
-from optiml.problems.problem import Builtin, builtin_names, check_workload, load_builtin, with_dtype
+from optiml.problems.problem import Builtin, builtin_names, check_workload, in_domain, load_builtin, with_dtype
 from optiml.records import DTYPES, Problem, Scalar
 
-MAX_CHARACTERS = 20_000
+MAX_CHARACTERS = 8_000
 MAX_PHRASE_WORDS = 9
+MAX_GAP = 6  # tokens that "..." of a pattern may pass over
+MAX_ASSUMED_ELEMENTS = 1 << 24  # an array of assumed size should fit a laptop
+MAX_UNKNOWN_SHARE = 0.34
+NETWORK_LAYER = "a layer of a network"  # a label of the vocabulary: often where a kernel is used, not what it is
 LABELLED = ("cross_entropy", "histogram")  # operators with an integer array beside the elements
 
 
@@ -36,7 +42,7 @@ class Intention:
     """What a text asks for. `refused` is None exactly when `problem_name` is set."""
 
     problem_name: str | None
-    axes: Mapping[str, int] = field(default_factory=dict)  # only those that the text or the caller gave
+    axes: Mapping[str, int] = field(default_factory=dict)  # those given, and assumed ones that differ from the bench's
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     dtype: str | None = None
     assumed: tuple[str, ...] = ()
@@ -123,16 +129,17 @@ def _read(
     text = _normalised(text)
     text, signature_dtype = _without_code(text)
     formulas, text = find_formulas(text)
+    text, value_count = _value_range(text)
     found = tokens(text)
     table = _phrases(tuple(sorted((name, builtin.intent.names) for name, builtin in operators.items())))
     found, corrections = _corrected(found, table)
-    mentions = _mentions(found, table)
+    mentions = _with_patterns(found, _mentions(found, table), frozenset(operators))
     if problem is None:
         _check_language(found, mentions)
         named = [item for item in formulas if not item.foreign]
         foreign = [item.label for item in formulas if item.foreign]
         problem = _operator(found, mentions, [item.label for item in named], foreign, operators)
-        _check_unknown_words(found, mentions, problem)
+        _check_unknown_words(found, mentions, problem, _axis_words(operators[problem]))
     else:
         _check_changes(found, mentions, problem)
         _check_formulas([item.label for item in formulas], problem)
@@ -143,17 +150,25 @@ def _read(
     builtin = operators[problem]
     covered = {index for item in mentions if item.kind == "dtype" for index in range(item.first, item.last + 1)}
     try:
-        sizes = read_sizes(found, builtin, grammar, ignored=covered, text=text)
+        sizes = read_sizes(found, builtin, grammar, ignored=covered, text=text, value_count=value_count)
     except InvalidInput as error:
         raise Refused(str(error)) from error
     read_dtype, dtype_notes = _dtype(found, mentions, builtin, signature_dtype)
+    stated = {**sizes.axes, **axes}
+    reduced = _reduced_sizes(builtin.problem, stated, sizes.scalars)
     return _checked(
         Intention(
             problem_name=problem,
-            axes={**sizes.axes, **axes},
+            axes={**stated, **reduced},
             scalars=sizes.scalars,
             dtype=dtype or read_dtype,
-            assumed=(*corrections, *_assumed(builtin, grammar, sizes, axes), *dtype_notes * (dtype is None)),
+            assumed=(
+                *corrections,
+                *grammar.assumes,
+                *_assumed_sizes(builtin, reduced, stated, sizes.scalars),
+                *sizes.notes,
+                *(dtype_notes if dtype is None else ()),
+            ),
         ),
         operators,
     )
@@ -166,21 +181,24 @@ def _normalised(text: str) -> str:
             f"the text has {len(text)} characters and at most {MAX_CHARACTERS} are read; say in a sentence or two what "
             "the kernel has to compute"
         )
-    text = plain(text)
-    letters = [char for char in text if unicodedata.category(char).startswith("L")]
+    letters = [char for char in unicodedata.normalize("NFKC", text) if unicodedata.category(char).startswith("L")]
     if not letters:
         raise Refused("the text names no operator; say in English what the kernel has to compute")
     if any(not unicodedata.name(char, "").startswith(("LATIN", "GREEK")) for char in letters):
         raise Refused("only English is read; say in English what the kernel has to compute")
+    text = plain(text)
     text = re.sub(r"(?i)\b([1-5])[\s-]?d(?:imensional)?\b(?!\s*=)", r"\1d", text)
+    text = re.sub(r"(?i)\b(\d+) cubed\b", r"\1x\1x\1", text)
     text = re.sub(r"(?i)\b(\d+)[\s-]*bits?\b", r"\1bit", text)
     text = re.sub(r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim", text)
+    text = re.sub(r"(?i)\b(\w+)\s*=\s*['\"]?(?:false|none)\b['\"]?", r"no \1", text)
+    text = re.sub(r"(?i)\b(\w+)\s*=\s*true\b", r"with \1", text)
     return re.sub(r"`{1,3}", " ", text)
 
 
 _SIGNATURE = re.compile(
-    r"(?:template\s*<[^<>]*>\s*)?(?:extern\s*\"C\"\s*)?(?:__global__\s+|__device__\s+)?(?:void|float|double|int)\s+"
-    r"(?:__launch_bounds__\([^)]*\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*\*[^()]*)\)\s*(?P<body>;|\{[^{}]*(?:\}|\Z))?"
+    r"(?:template\s*<[^<>]*>\s*)?(?:extern\s*\"C\"\s*)?(?:__global__\s+|__device__\s+)?(?:(?:void|float|double|int)\s+)?"
+    r"(?:__launch_bounds__\([^)]*\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*\b(?:float|double|half2?|int|char|bool|long|__half|__nv_bfloat16|nv_bfloat16|u?int\d+_t)\s*(?:const\s*)?\*[^()]*)\)\s*(?P<body>;|\{[^{}]*(?:\}|\Z))?"
 )
 _POINTER = re.compile(r"(?:const\s+)?(?P<type>[\w:]+(?:\s+(?:char|int|long|short|const))*)\s*(?:const\s*)?\*")
 _CODE_DTYPES = {
@@ -218,6 +236,21 @@ def _without_code(text: str) -> tuple[str, str | None]:
         raise Refused("the text holds source code; give it as a kernel, or say in words what it computes")
     text = re.sub(r"__global__|\bvoid\b|extern\s*\"C\"", " ", text)
     return text, _element_dtype(dtypes)
+
+
+_RANGE = re.compile(
+    r"(?:\bin\s+)?\[\s*0\s*,\s*(?P<below>\d+)\s*\)|(?:\bin\s+)?\[\s*0\s*,\s*(?P<closed>\d+)\s*\]"
+    r"|(?:\bfrom\s+|\bbetween\s+)?\b0\s*(?:-|\.\.\.?|to|and|through)\s*(?P<last>\d+)(?:\s+inclusive)?\b"
+)
+
+
+def _value_range(text: str) -> tuple[str, int | None]:
+    """The text without the first range of values from 0 on ("0-255", "[0, 256)"), and how many integers it holds."""
+    match = _RANGE.search(text)
+    if match is None:
+        return text, None
+    count = int(match["below"]) if match["below"] else int(match["closed"] or match["last"]) + 1
+    return f"{text[: match.start()]} {text[match.end() :]}", count
 
 
 def _element_dtype(dtypes: Sequence[str]) -> str | None:
@@ -317,31 +350,119 @@ def _is_light(token: Token) -> bool:
 
 
 def _mentions(found: Sequence[Token], table: _Table) -> list[Mention]:
-    """Phrases of the table in the text, longest first at each place, without overlap."""
-    mentions: list[Mention] = []
+    """Phrases of the table in the text, from left to right, the longest at each place, without overlap.
+
+    A plain phrase hides a shorter one ("maximum performance"), but never the start of one that reaches further:
+    in "for each column" it is "each column" that counts.
+    """
+    at = [
+        [*_phrases_at(found, start, table.exact, light=True), *_phrases_at(found, start, table.heavy, light=False)]
+        for start in range(len(found))
+    ]
+    chosen: list[Mention] = []
     index = 0
     while index < len(found):
-        matches = [_longest(found, index, table.exact, light=True), _longest(found, index, table.heavy, light=False)]
-        longest = max((item for item in matches if item is not None), key=lambda item: item.last, default=None)
-        if longest is not None:
-            mentions += [longest, *_dtypes_inside(found, longest, table)]
-        index = longest.last + 1 if longest is not None else index + 1
-    return [dataclasses.replace(item, negated=_is_negated(item, found)) for item in mentions]
+        best = max(at[index], key=lambda item: (item.last, item.kind != "plain"), default=None)
+        if best is not None and best.kind == "plain":
+            reaching = any(
+                item.kind != "plain" and item.last > best.last
+                for start in range(index + 1, best.last + 1)
+                for item in at[start]
+            )
+            if reaching:
+                best = max(
+                    (item for item in at[index] if item.kind != "plain"), key=lambda item: item.last, default=None
+                )
+        if best is None:
+            index += 1
+            continue
+        inside = [item for start in range(best.first, best.last + 1) for item in at[start] if item.last <= best.last]
+        chosen += [best, *_dtypes_inside(best, inside)]
+        index = best.last + 1
+    return [
+        dataclasses.replace(item, negated=_is_negated(item, found) or _is_denied_after(item, found)) for item in chosen
+    ]
 
 
-def _dtypes_inside(found: Sequence[Token], mention: Mention, table: _Table) -> Iterator[Mention]:
+def _with_patterns(found: Sequence[Token], mentions: list[Mention], names: frozenset[str]) -> list[Mention]:
+    """The mentions together with the patterns that the text matches.
+
+    What stands at the first word of a pattern gives way to it: in "multiply two vectors and sum" the product is part
+    of the dot product.
+    """
+    patterns = [(name, pattern) for name in sorted(names & GRAMMARS.keys()) for pattern in GRAMMARS[name].patterns]
+    patterns += [(label, pattern) for label, group in words.FOREIGN_PATTERNS.items() for pattern in group]
+    for label, pattern in patterns:
+        span = _match_pattern(found, pattern)
+        if span is None:
+            continue
+        first, last = span
+        text = " ".join(token.text for token in found[first : last + 1])
+        whole = Mention(
+            kind="operator" if label in GRAMMARS else "foreign",
+            label=label,
+            text=text,
+            first=first,
+            last=last,
+            strength=USUAL,
+        )
+        named = any(item.kind == "operator" and item.first <= first <= item.last for item in mentions)
+        if named and whole.kind == "operator":
+            continue
+        mentions = [item for item in mentions if not (item.first <= first <= item.last < last and item.kind != "dtype")]
+        mentions.append(dataclasses.replace(whole, negated=_is_negated(whole, found)))
+    return sorted(mentions, key=lambda item: (item.first, item.last))
+
+
+def _match_pattern(found: Sequence[Token], pattern: str) -> tuple[int, int] | None:
+    """First and last token of a pattern of the vocabulary in the text; None where it does not occur."""
+    steps = [frozenset(step.split("|")) for step in pattern.split()]
+    for start, token in enumerate(found):
+        if _is_one_of(token, steps[0]):
+            last = _match_steps(found, start + 1, steps[1:])
+            if last is not None:
+                return start, last
+    return None
+
+
+def _match_steps(found: Sequence[Token], index: int, steps: Sequence[frozenset[str]]) -> int | None:
+    if not steps:
+        return index - 1
+    gap = steps[0] == _GAP
+    wanted = steps[1] if gap else steps[0]
+    for position in range(index, min(len(found), index + MAX_GAP + 1) if gap else min(len(found), index + 1)):
+        token = found[position]
+        if token.kind == "symbol" and token.text in ".;:":
+            return None
+        if _is_one_of(token, wanted):
+            last = _match_steps(found, position + 1, steps[2:] if gap else steps[1:])
+            if last is not None:
+                return last
+    return None
+
+
+def _is_one_of(token: Token, wanted: frozenset[str]) -> bool:
+    return token.text.lower() in wanted or ("#" in wanted and token.kind == "number")
+
+
+_GAP = frozenset({"..."})
+
+
+def _dtypes_inside(mention: Mention, inside: Sequence[Mention]) -> list[Mention]:
     """The dtypes that a phrase passes over as light words: "multiply two fp16 matrices"."""
-    index = mention.first
-    while mention.kind not in ("dtype", "plain") and index <= mention.last:
-        inner = _longest(found[: mention.last + 1], index, table.exact, light=True)
-        if inner is not None and inner.kind == "dtype":
-            yield inner
-        index = inner.last + 1 if inner is not None and inner.kind in ("dtype", "plain") else index + 1
+    if mention.kind in ("dtype", "plain"):
+        return []
+    hiding = [item for item in inside if item.kind in ("dtype", "plain")]
+    return [
+        item
+        for item in inside
+        if item.kind == "dtype"
+        and not any(other != item and other.first <= item.first and item.last <= other.last for other in hiding)
+    ]
 
 
-def _longest(found: Sequence[Token], start: int, table: Mapping[str, _Entry], *, light: bool) -> Mention | None:
-    """The longest phrase of one table at `start`; light words count only if `light`."""
-    best: Mention | None = None
+def _phrases_at(found: Sequence[Token], start: int, table: Mapping[str, _Entry], *, light: bool) -> Iterator[Mention]:
+    """Every phrase of one table that begins at `start`; light words count only if `light`."""
     taken: list[Token] = []
     for index in range(start, min(len(found), start + 3 * MAX_PHRASE_WORDS)):
         token = found[index]
@@ -360,11 +481,14 @@ def _longest(found: Sequence[Token], start: int, table: Mapping[str, _Entry], *,
             "".join(item.text.lower() for item in taken)
         )
         if entry is not None and not _splits_a_name(found, start, index, entry):
-            text = " ".join(item.text for item in found[start : index + 1])
-            best = Mention(
-                kind=entry.kind, label=entry.label, text=text, first=start, last=index, strength=entry.strength
+            yield Mention(
+                kind=entry.kind,
+                label=entry.label,
+                text=" ".join(item.text for item in found[start : index + 1]),
+                first=start,
+                last=index,
+                strength=entry.strength,
             )
-    return best
 
 
 def _splits_a_name(found: Sequence[Token], first: int, last: int, entry: _Entry) -> bool:
@@ -381,12 +505,26 @@ def _is_negated(mention: Mention, found: Sequence[Token]) -> bool:
         if token.kind == "symbol" and token.text not in "-'/":
             break
         if token.kind == "word":
-            if token.folded in ("but", "and", "is", "ar"):
+            if token.folded in ("but", "and", "is", "ar") and not _EXCEPTING & set(_words_before(found, token)):
                 break
             before.insert(0, token.text.lower())
     window = before[-4:]
     text = f" {' '.join(window)} "
     return any(f" {negation} " in text for negation in words.NEGATIONS)
+
+
+_EXCEPTING = frozenset({"anything", "everything", "all", "nothing"})  # "anything but softmax"
+
+
+def _words_before(found: Sequence[Token], token: Token) -> list[str]:
+    index = found.index(token)
+    return [item.text.lower() for item in found[max(0, index - 1) : index]]
+
+
+def _is_denied_after(mention: Mention, found: Sequence[Token]) -> bool:
+    """ "softmax is not what I want"."""
+    after = [token.text.lower() for token in found[mention.last + 1 : mention.last + 4]]
+    return after[:2] in (["is", "not"], ["are", "not"]) or after[:1] in (["isn't"], ["isnt"], ["aren't"])
 
 
 def _corrected(found: list[Token], table: _Table) -> tuple[list[Token], tuple[str, ...]]:
@@ -429,6 +567,25 @@ def _vocabulary_words() -> frozenset[str]:
         phrases += [*grammar.unique, *grammar.usual, *grammar.common]
         phrases += [phrase for group in grammar.axes.values() for phrase in group]
     return frozenset(fold(word) for phrase in phrases for word in re.findall(r"[A-Za-z0-9']+", phrase))
+
+
+@cache
+def _size_and_role_words(problem: str) -> frozenset[str]:
+    """Words that say a size, how it is counted, or what a number or dtype belongs to; folded and as written."""
+    grammar = GRAMMARS.get(problem, Grammar())
+    phrases = [*words.THEN, *words.NEGATIONS, *words.SURROUNDINGS, *words.MACHINE_WORDS_AFTER]
+    phrases += [*words.MACHINE_WORDS_BEFORE, *words.ACCUMULATOR_WORDS, *words.LABEL_WORDS, *grammar.letters]
+    phrases += [phrase for group in grammar.axes.values() for phrase in group]
+    phrases += [phrase for group in words.QUANTITIES.values() for phrase in group]
+    phrases += [word for reading in grammar.shapes for word in reading.words]
+    found = {word for phrase in phrases for word in re.findall(r"[A-Za-z0-9']+", phrase.lower())}
+    return frozenset({*found, *map(fold, found)})
+
+
+def _axis_words(builtin: Builtin) -> frozenset[str]:
+    """The words of the problem's own `[intent]` table for its sizes."""
+    phrases = [*builtin.intent.axes, *(phrase for group in builtin.intent.axes.values() for phrase in group)]
+    return frozenset(fold(word) for phrase in phrases for word in re.findall(r"[A-Za-z0-9]+", phrase))
 
 
 @cache
@@ -484,8 +641,9 @@ def _operator(
     if not names:
         raise Refused(_nothing_found(mentions))
     chosen = _primary(names, asked)
-    _check_sequence(found, asked, chosen)
+    _check_sequence(found, mentions, chosen)
     _check_changes(found, mentions, chosen)
+    _check_composition(found, mentions, chosen)
     return chosen
 
 
@@ -498,11 +656,16 @@ def _asked(found: Sequence[Token], mentions: Sequence[Mention]) -> list[Mention]
 
 def _is_surroundings(mention: Mention, found: Sequence[Token]) -> bool:
     before = " ".join(token.text.lower() for token in found[max(0, mention.first - 6) : mention.first])
-    return any(
-        re.search(
-            rf"\b{phrase}(?: (?:a|an|the|each|every|its|transformer|multi|standard|flash|decoder|encoder))*$", before
-        )
-        for phrase in words.SURROUNDINGS
+    if mention.label == NETWORK_LAYER and re.search(r"\b(?:for|in|of|from|inside)(?: \w+){0,3}$", before):
+        return True
+    return _surroundings().search(before) is not None
+
+
+@cache
+def _surroundings() -> re.Pattern[str]:
+    phrases = "|".join(words.SURROUNDINGS)
+    return re.compile(
+        rf"\b(?:{phrases})(?: (?:a|an|the|each|every|its|transformer|multi|standard|flash|decoder|encoder))*$"
     )
 
 
@@ -532,14 +695,54 @@ def _primary(names: Sequence[str], asked: Sequence[Mention]) -> str:
     raise Refused(f"the text asks for several operators ({', '.join(map(_name, names))}); ask for one at a time")
 
 
-def _check_sequence(found: Sequence[Token], asked: Sequence[Mention], chosen: str) -> None:
+def _check_sequence(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
     """Two different operators joined by "then", "followed by" and the like are two tasks."""
-    for left, right in itertools.pairwise(asked):
-        if left.label == right.label or min(left.strength, right.strength) < UNIQUE:
+    telling = [item for item in mentions if item.kind in ("operator", "foreign", "arithmetic") and not item.negated]
+    for left, right in itertools.pairwise(telling):
+        if left.label == right.label or chosen not in (left.label, right.label):
             continue
         between = " ".join(token.text.lower() for token in found[left.last + 1 : right.first] if token.text not in ",-")
-        if between in words.THEN or between in ("+", "&", "/"):
-            raise Refused(f"the text asks for {_name(left.label)} and {_name(right.label)}; ask for one at a time")
+        named = left.kind == right.kind == "operator" and min(left.strength, right.strength) == UNIQUE
+        if between in words.AFTERWARDS or (named and (between in words.THEN or between in ("+", "&", "/"))):
+            raise Refused(f"the text asks for {left.text!r} and {right.text!r}; ask for one at a time")
+
+
+def _check_composition(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse "the sum of the softmax", "2 * softmax(x)" and "softmax(x) - y"."""
+    telling = [item for item in mentions if item.kind not in ("plain", "dtype")]
+    for other, item in itertools.pairwise([None, *telling]):
+        if item is None or item.kind != "operator" or item.label != chosen:
+            continue
+        if other is not None and other.label != chosen and not other.negated:
+            between = [token.text.lower() for token in found[other.last + 1 : item.first] if token.kind == "word"]
+            if "of" in between and set(between) <= {"of", "the", "a", "all", "its", "each"}:
+                raise Refused(f"the text asks for {other.text!r} of {_name(chosen)}; ask for one at a time")
+        if _symbol_before(found, item.first) or _symbol_after_call(found, item.last):
+            raise Refused(f"the formula around {item.text!r} asks for more than {_name(chosen)}")
+
+
+def _symbol_before(found: Sequence[Token], first: int) -> bool:
+    if first == 0 or found[first - 1].kind != "symbol" or found[first - 1].text not in "*+^@-/":
+        return False
+    operand = found[first - 2] if first >= 2 else None
+    touching = operand is not None and operand.start + len(operand.text) == found[first - 1].start
+    return operand is not None and (found[first - 1].text in "*+^@" or (not touching and found[first - 1].text == "-"))
+
+
+def _symbol_after_call(found: Sequence[Token], last: int) -> bool:
+    """Whether arithmetic follows the closing parenthesis of a call right after the name."""
+    index = last + 1
+    if index < len(found) and found[index].kind == "symbol" and found[index].text in "*+^@":
+        return True
+    if index >= len(found) or found[index].text != "(":
+        return False
+    depth = 0
+    for position in range(index, len(found)):
+        depth += (found[position].text == "(") - (found[position].text == ")")
+        if depth == 0:
+            following = found[position + 1 : position + 2]
+            return bool(following) and following[0].kind == "symbol" and following[0].text in "*+^@-/"
+    return False
 
 
 def _check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
@@ -573,42 +776,79 @@ def _check_formulas(labels: Sequence[str], chosen: str) -> None:
             raise Refused(f"the formula in the text is not {_name(chosen)}")
 
 
-def _check_unknown_words(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+def _check_unknown_words(
+    found: Sequence[Token], mentions: Sequence[Mention], chosen: str, axis_words: frozenset[str]
+) -> None:
     """Refuse unknown words where they may change the operator: the nearer and the commoner its name, the sooner."""
     covered = {index for item in mentions for index in range(item.first, item.last + 1)}
+    known = _size_and_role_words(chosen) | axis_words
     unknown = [
         index
         for index, token in enumerate(found)
         if token.kind == "word"
         and index not in covered
         and not _is_light(token)
-        and token.folded not in _vocabulary_words()
+        and not {token.folded, token.text.lower()} & known
     ]
     names = [item for item in mentions if item.kind == "operator" and item.label == chosen]
+    total = sum(token.kind == "word" and not _is_light(token) for token in found)
+    if len(unknown) >= 2 and len(unknown) > MAX_UNKNOWN_SHARE * total:
+        quoted = ", ".join(repr(found[index].text) for index in unknown[:4])
+        raise Refused(f"too much of the text is not understood ({quoted}); say in plain words what to compute")
     strongest = max((item.strength for item in names), default=USUAL)
     if strongest == COMMON and unknown:
         raise Refused(f"{found[unknown[0]].text!r} is not understood; say {_name(chosen)} in other words")
     for item in names:
         for index in unknown:
-            if _is_beside(found, item, index, through_prepositions=item.strength <= USUAL):
+            prepositions = _PREPOSITIONS if item.strength == UNIQUE else _WEAK_PREPOSITIONS
+            if _is_beside(found, item, index, prepositions):
                 raise Refused(f"{found[index].text!r} beside {item.text!r} is not understood; say it in other words")
+    for index in _after_with(found, mentions, chosen):
+        raise Refused(f"'with … {found[index].text}' is not understood; say it in other words")
     for index in unknown:
         if _adds_to_task(found, index):
             raise Refused(f"{found[index].text!r} is not understood and may change the operator; say it in other words")
 
 
-_PREPOSITIONS = frozenset({"of", "over", "on", "for", "between", "to", "in"})
+def _after_with(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> Iterator[int]:
+    """Words after "with" that are neither technical nor about sizes, operands or the operator itself."""
+    explained = {
+        index for item in mentions if item.kind != "plain" or item.negated for index in range(item.first, item.last + 1)
+    }
+    allowed = _technical_words() | _size_and_role_words(chosen)
+    for start, token in enumerate(found):
+        if token.text.lower() not in ("with", "plus", "including"):
+            continue
+        for index in range(start + 1, len(found)):
+            word = found[index]
+            if (word.kind == "symbol" and word.text not in "-'/") or word.text.lower() in _CLAUSE_ENDS:
+                break
+            if word.kind == "word" and index not in explained and not _is_light(word) and word.folded not in allowed:
+                yield index
+
+
+@cache
+def _technical_words() -> frozenset[str]:
+    return frozenset(fold(word) for phrase in words.TECHNICAL for word in phrase.split())
+
+
+_CLAUSE_ENDS = frozenset(
+    """for in on from to using that which where so such as by via over when while into at and or but i we please if
+    because since""".split()  # noqa: SIM905
+)
+_PREPOSITIONS = frozenset({"of", "over", "on", "between", "in"})
+_WEAK_PREPOSITIONS = _PREPOSITIONS | {"for", "to"}
 _ADDING = frozenset({"with", "plus", "and", "but", "except", "minus", "including", "that"})
 
 
-def _is_beside(found: Sequence[Token], item: Mention, index: int, *, through_prepositions: bool) -> bool:
+def _is_beside(found: Sequence[Token], item: Mention, index: int, prepositions: frozenset[str]) -> bool:
     low, high = (index + 1, item.first) if index < item.first else (item.last + 1, index)
     between = found[low:high]
     if any(token.kind == "symbol" and token.text not in "-" for token in between):
         return False
     inner = [token.text.lower() for token in between if token.kind == "word" and not _is_light(token)]
-    if index > item.last and through_prepositions:
-        inner = [word for word in inner if word not in _PREPOSITIONS]
+    if index > item.last:
+        inner = [word for word in inner if word not in prepositions]
     if index < item.first:
         inner = [word for word in inner if fold(word) not in _QUALITY]
     return not inner
@@ -635,7 +875,8 @@ def _adds_to_task(found: Sequence[Token], index: int) -> bool:
 
 def _not_built_in(label: str, text: str | None = None) -> str:
     if label in words.RANK_HINTS:
-        return f"the text does not say how many dimensions {text!r} has; {_name(words.RANK_HINTS[label].operator)} is built in"
+        known = _name(words.RANK_HINTS[label].operator)
+        return f"the text does not say how many dimensions {text!r} has; {known} is built in"
     return (
         f"this asks for {label}"
         + (f" ({text!r})" if text and text.lower() != label.lower() else "")
@@ -710,19 +951,50 @@ def _clause(found: Sequence[Token], start: int, step: int) -> Iterator[Token]:
         index += step
 
 
-def _assumed(builtin: Builtin, grammar: Grammar, sizes: Sizes, given: Mapping[str, int]) -> list[str]:
+def _reduced_sizes(problem: Problem, stated: Mapping[str, int], scalars: Mapping[str, Scalar]) -> dict[str, int]:
+    """Sizes to assume in place of the bench's own, where those would make an array too large beside the stated ones."""
+    model = problem.bench[0] if problem.bench else problem.workloads[0]
+    own = _largest_array(problem, model.axes, model.scalars)
+    sizes = {**model.axes, **stated}
+    reduced: dict[str, int] = {}
+    while stated and _largest_array(problem, sizes, {**model.scalars, **scalars}) > max(MAX_ASSUMED_ELEMENTS, own):
+        shrinkable = {
+            name: size
+            for name, size in sizes.items()
+            if name not in stated and size > 1 and in_domain(problem.axes[name], size // 2)
+        }
+        if not shrinkable:
+            break
+        name = max(shrinkable, key=lambda axis: shrinkable[axis])
+        sizes[name] = reduced[name] = sizes[name] // 2
+    return reduced
+
+
+def _largest_array(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> int:
+    """Elements of the largest array; 0 where the sizes do not fit the problem at all."""
+    names = {**axes, **scalars}
+    shapes = [
+        tensor.shape for tensor in (*problem.inputs.values(), *problem.outputs.values()) if tensor.shape is not None
+    ]
+    try:
+        return max((math.prod(evaluate(size, names) for size in shape) for shape in shapes), default=0)
+    except InvalidInput:
+        return 0
+
+
+def _assumed_sizes(
+    builtin: Builtin, reduced: Mapping[str, int], stated: Mapping[str, int], scalars: Mapping[str, Scalar]
+) -> list[str]:
     problem = builtin.problem
     model = problem.bench[0] if problem.bench else problem.workloads[0]
-    notes = list(grammar.assumes)
-    for name in problem.axes:
-        if name not in sizes.axes and name not in given and name in model.axes:
+    notes = []
+    for name, size in {**model.axes, **reduced}.items():
+        if name not in stated:
             called = builtin.intent.axes.get(name, ())
             meaning = f" ({called[0]})" if called and called[0].lower() != name.lower() else ""
-            notes.append(f"axis {name}{meaning} was not given; {model.axes[name]} assumed")
-    for name, value in model.scalars.items():
-        if name not in sizes.scalars:
-            notes.append(f"{name} was not given; {value} assumed")
-    return [*notes, *sizes.notes]
+            notes.append(f"axis {name}{meaning} was not given; {size} assumed")
+    notes += [f"{name} was not given; {value} assumed" for name, value in model.scalars.items() if name not in scalars]
+    return notes
 
 
 def _checked(intention: Intention, operators: Mapping[str, Builtin]) -> Intention:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from optiml.errors import InvalidInput
 from optiml.generate import vocabulary as words
@@ -33,6 +34,8 @@ CONTENTS = {
     "column": ("rows",),
 }
 SMALL_WINDOW = 11
+ALL_FIGURES_COUNT = ("multi_head_attention", "conv2d", "max_pool3d")  # operators with settings that a figure may name
+LEADING_LETTERS = ("B", "T", "S", "L")  # batch, tokens, sequence, length: all of them count rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,13 @@ class Sizes:
 
 
 def read_sizes(
-    found: Sequence[Token], builtin: Builtin, grammar: Grammar, *, ignored: Collection[int] = (), text: str = ""
+    found: Sequence[Token],
+    builtin: Builtin,
+    grammar: Grammar,
+    *,
+    ignored: Collection[int] = (),
+    text: str = "",
+    value_count: int | None = None,
 ) -> Sizes:
     """The sizes that the tokens of a text give to a problem's axes and scalars.
 
@@ -55,34 +64,40 @@ def read_sizes(
         grammar: how people speak of it.
         ignored: positions of tokens that name a dtype.
         text: the text itself, for shapes in letters ("A is MxK").
+        value_count: how many values a range such as "0-255" holds; the number of bins where none is given.
 
     Raises:
         InvalidInput: two statements contradict each other, a shape does not fit, or a setting is one the operator
             does not have.
     """
-    reader = _Reader(builtin, grammar, found, ignored)
-    reader.read_letter_shapes(text)
+    reader = _Reader(builtin, grammar, found, ignored, text)
+    reader.read_letter_shapes()
     reader.read_directions()
+    reader.read_calls()
     reader.read_statements()
     reader.read_shapes()
     reader.fold_leading()
     reader.read_loose_numbers()
     reader.settle_scalars()
+    if value_count is not None and "bins" in builtin.problem.axes:
+        reader.axes.setdefault("bins", value_count)
     return Sizes(axes=reader.axes, scalars=reader.scalars, notes=tuple(dict.fromkeys(reader.notes)))
 
 
 class _Reader:
     """Walks the tokens once and collects what they say; each figure is used at most once."""
 
-    def __init__(self, builtin: Builtin, grammar: Grammar, found: Sequence[Token], ignored: Collection[int]) -> None:
+    def __init__(
+        self, builtin: Builtin, grammar: Grammar, found: Sequence[Token], ignored: Collection[int], text: str
+    ) -> None:
         self.builtin, self.grammar = builtin, grammar
         self.problem = builtin.problem
-        self.found = found
+        self.found, self.text = found, text
         self.used: set[int] = set(ignored)
         self.axes: dict[str, int] = {}
         self.scalars: dict[str, Scalar] = {}
         self.leading: dict[str, int] = {}
-        self.letters: dict[str, str] = {}
+        self.letters: dict[str, tuple[str, ...]] = {}
         self.notes: list[str] = []
         self.scalar_names = {name for name, tensor in self.problem.inputs.items() if tensor.shape is None}
         self.targets = self._axis_phrases()
@@ -106,9 +121,11 @@ class _Reader:
 
     def _resolve(self, name: str) -> tuple[str, ...]:
         """The axes behind a name in an assignment; none if it is not one of this problem's."""
-        letters = {**self.grammar.letters, **self.letters}
+        if name in self.letters:
+            return self.letters[name]
+        letters = self.grammar.letters
         if name in letters:
-            return (letters[name],)
+            return tuple(letters[name].split())
         known = {*self.problem.axes, *self.scalar_names}
         if name in known:
             return (name,)
@@ -120,7 +137,7 @@ class _Reader:
             return (same[0],)
         same = [axis for letter, axis in letters.items() if letter.lower() == name.lower()]
         if len(set(same)) == 1:
-            return (same[0],)
+            return tuple(same[0].split())
         if len(self.problem.axes) == 1 and (len(name) == 1 or name.lower() in ("len", "size", "numel", "count")):
             return tuple(self.problem.axes)
         return ()
@@ -136,12 +153,12 @@ class _Reader:
         target[name] = int(value)
 
     # -- letters: "A is MxK", "an N x D matrix" --
-    def read_letter_shapes(self, text: str) -> None:
+    def read_letter_shapes(self) -> None:
         shapes = [
             tuple(re.split(r"\s*[xX]\s*|\s*,\s*|\s+by\s+", match.group(1)))
             for match in re.finditer(
                 r"(?<![\w])\(?([A-Z](?:\s?x\s?[A-Z]){1,4}|[A-Z](?:,\s?[A-Z]){1,4}(?=\s*\)\s*=)|[A-Z] by [A-Z])(?!\w)",
-                text,
+                self.text,
             )
         ]
         unused = {rank: self._readings(rank) for rank in set(map(len, shapes))}
@@ -154,7 +171,9 @@ class _Reader:
             else:
                 continue
             for letter, axis in zip(letters, axes, strict=True):
-                self.letters.setdefault(letter, axis)
+                self.letters[letter] = tuple(dict.fromkeys((*self.letters.get(letter, ()), axis)))
+        if self.builtin.name == "matmul" and len(shapes) == 1 and len(set(shapes[0])) == 1:  # "two N x N matrices"
+            self.letters[shapes[0][0]] = ("M", "N", "K")
 
     def _readings(self, rank: int) -> list[ShapeReading]:
         """What a shape of that many numbers may give."""
@@ -192,6 +211,38 @@ class _Reader:
         if self.builtin.name == "sum" or not (last or first_of_one):
             raise InvalidInput(f"along dimension {direction} this is another operator than {self.builtin.name}")
 
+    # -- "nn.Conv2d(64, 128, 3)" --
+    def read_calls(self) -> None:
+        for index, token in enumerate(self.found[:-1]):
+            if token.kind != "word" or not self.grammar.positional:
+                continue
+            following = self.found[index + 1]
+            if not self.text[following.start - 1].isalnum():
+                continue
+            if (
+                following.kind == "shape"
+                and following.bracketed
+                and len(following.dims) <= len(self.grammar.positional)
+            ):
+                self._assign_positions(following.dims, following.text)
+                self.used.add(index + 1)
+            elif following.text == "(":
+                self._assign_positions(self._arguments(index + 2), token.text)
+
+    def _arguments(self, index: int) -> tuple[int, ...]:
+        """The plain numbers that open an argument list; they count as read."""
+        values: list[int] = []
+        while index < len(self.found) and self.found[index].kind == "number" and self._symbol(index + 1) in (",", ")"):
+            values.append(int(self.found[index].value))
+            self.used.add(index)
+            index += 2
+        return tuple(values)
+
+    def _assign_positions(self, values: Sequence[int], where: str) -> None:
+        for names, value in zip(self.grammar.positional, values, strict=False):
+            for name in names.split():
+                self._assign(name, value, where)
+
     # -- statements --
     def read_statements(self) -> None:
         index = 0
@@ -208,29 +259,33 @@ class _Reader:
         """`M=N=K=2048`, `n: 100`, `B,H,S,D = 8,16,1024,64`; the position after it, or 0."""
         if self.found[index].kind != "word" or index in self.used:
             return 0
-        groups: list[list[tuple[str, int]]] = []
+        groups: list[list[str]] = []
         position = index
-        while True:
-            name, position = self._name(position)
-            if name is None:
-                return 0
-            names = [(name, position)]
-            while self._symbol(position) == "," and self._name(position + 1)[0] is not None:
-                name, position = self._name(position + 1)
-                names.append((name or "", position))
+        while position < len(self.found) and self.found[position].kind not in ("number", "shape"):
+            names: list[str] = []
+            while True:
+                name, position = self._name(position)
+                if name is None:
+                    return 0
+                names.append(name)
+                if self._symbol(position) != ",":
+                    break
+                position += 1
             if self._symbol(position) == ")":
                 position += 1
             if self._symbol(position) not in ("=", ":"):
-                break
+                return 0
             groups.append(names)
             position += 1
-            if position < len(self.found) and self.found[position].kind in ("number", "shape"):
-                break
-        if not groups or position >= len(self.found) or self.found[position].kind not in ("number", "shape"):
+            if self._symbol(position - 1) == ":" and self._name(position)[0] is not None:
+                return 0  # the colon of a sentence
+        if position >= len(self.found) or position in self.used:
+            return 0
+        if self._symbol(position - 1) == ":" and (not self._resolve(groups[-1][-1]) or self._belongs_to_next(position)):
             return 0
         return self._assign_groups(groups, position)
 
-    def _assign_groups(self, groups: list[list[tuple[str, int]]], position: int) -> int:
+    def _assign_groups(self, groups: list[list[str]], position: int) -> int:
         token = self.found[position]
         values: list[float] = list(token.dims) if token.kind == "shape" else [token.value]
         end = position
@@ -239,22 +294,27 @@ class _Reader:
                 break
             end += 2
             values.append(self.found[end].value)
-        if len(groups[-1]) != len(values):
-            last_name = [names[-1:] for names in groups]
-            if len(values) == 1:  # "A, B = 4": only the nearest name is assigned
-                groups = last_name
-            elif token.kind == "shape":
-                return 0
+        if len(groups[-1]) != len(values) and token.kind == "shape":
+            return 0
+        counted, after, _ = self._counted_target(end)
+        if (
+            counted and len(groups) == len(values) == 1 and self._next_number(after, signs=":=") is None
+        ):  # "N = 2048 rows"
+            self.letters[groups[0][-1]] = counted
+            end = max(end, after - 1)
         for names in groups:
-            for (name, _), value in zip(names, values, strict=True):
+            for name, value in zip(names[-len(values) :], values, strict=True):  # in "a, b = 4" only b is given
                 self._assign_name(name, value, position)
         self._note(token)
         self.used.update(range(position, end + 1))
         return end + 1
 
     def _assign_name(self, name: str, value: float, position: int) -> None:
-        targets = self._resolve(name)
         where = f"{name} = {value:g}"
+        if self.grammar.leading and (name in LEADING_LETTERS or _squeeze(name) in map(_squeeze, self.grammar.leading)):
+            self.leading[name] = int(value)
+            return
+        targets = self._resolve(name)
         if targets:
             for target in targets:
                 self._assign(target, value, where)
@@ -345,7 +405,7 @@ class _Reader:
 
     def _phrase_at(self, index: int, phrases: Sequence[str]) -> int:
         """How many tokens of the longest of `phrases` stand at `index`; 0 for none."""
-        keys = {_squeeze(phrase) for phrase in phrases}
+        keys = _squeezed(tuple(phrases))
         squeezed, best = "", 0
         for length in range(1, 2 * MAX_AXIS_WORDS):
             position = index + length - 1
@@ -393,7 +453,7 @@ class _Reader:
             token = self.found[position]
             if token.kind == "word" and token.folded in CONNECTORS:
                 joining.append(token.folded)
-            elif not (token.kind == "symbol" and token.text in "=:-"):
+            elif not (token.kind == "symbol" and token.text in "=:-("):
                 break
             position += 1
         if position >= len(self.found) or position in self.used or self.found[position].kind != "number":
@@ -413,8 +473,10 @@ class _Reader:
 
     def _belongs_to_next(self, position: int) -> bool:
         """In "8 rows, 16 columns" and "rows and 16 columns" the figure belongs to what follows it."""
-        before, targets = self.found[position - 1], self._counted_target(position)[0]
-        return bool(targets) and before.kind == "symbol" and before.text not in "=:-"
+        targets, end, _ = self._counted_target(position)
+        if not targets or self._symbol(position - 1) in (None, "=", "-"):
+            return False
+        return self._next_number(end, signs=":=") is None  # "rows: 16 columns: 32" goes on in the same way
 
     def _counted_target(self, index: int) -> tuple[tuple[str, ...], int, str]:
         position = index + 1
@@ -596,15 +658,13 @@ class _Reader:
             self._note(token)
             self.notes.append(f"{token.text} was read as the size {axis}")
             loose.remove(sizes[0])
-        elif self.grammar.fold == "leading" and len(sizes) == 1 and self._symbol(sizes[0] - 1) == "(":
-            columns = list(self.builtin.intent.shape_order or self.problem.axes)[1]
-            self._assign(columns, self.found[sizes[0]].value, self.found[sizes[0]].text)
-            loose.remove(sizes[0])
         elif self.builtin.name == "matmul" and len(sizes) == 1 and not self.axes and self._says_square():
             for name in ("M", "N", "K"):
                 self._assign(name, self.found[sizes[0]].value, self.found[sizes[0]].text)
             loose.remove(sizes[0])
         for index in loose:
+            if self.builtin.name in ALL_FIGURES_COUNT and self.found[index].value >= 3:
+                raise InvalidInput(f"the figure {self.found[index].text} is not understood; say what it is the size of")
             if self.found[index].value not in (0, 1, 2):
                 self.notes.append(f"the figure {self.found[index].text} was not understood and is not used")
 
@@ -669,6 +729,12 @@ class _Reader:
         return any(key in _MACHINE_BEFORE for key in squeezed)
 
 
+@lru_cache(maxsize=256)
+def _squeezed(phrases: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(map(_squeeze, phrases))
+
+
+@lru_cache(maxsize=8192)
 def _squeeze(phrase: str) -> str:
     return "".join(fold(word) for word in re.findall(r"[A-Za-z0-9]+", phrase))
 

@@ -26,6 +26,7 @@ class Grammar:
     unique: tuple[str, ...] = ()
     usual: tuple[str, ...] = ()
     common: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     explains: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     symbols: str = ""
@@ -33,6 +34,7 @@ class Grammar:
     leading: tuple[str, ...] = ()
     fixed: Mapping[str, float] = field(default_factory=dict)
     letters: Mapping[str, str] = field(default_factory=dict)
+    positional: tuple[str, ...] = ()
     assumes: tuple[str, ...] = ()
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shapes: tuple[ShapeReading, ...] = ()
@@ -69,10 +71,12 @@ def _grammar(fields: dict[str, Any]) -> Grammar:
     }
     return Grammar(
         **listed,
+        patterns=tuple(fields.get("patterns", ())),
         symbols=fields.get("symbols", ""),
         fold=fields.get("fold", "none"),
         fixed=fields.get("fixed", {}),
         letters=fields.get("letters", {}),
+        positional=tuple(fields.get("positional", ())),
         assumes=tuple(fields.get("assumes", ())),
         axes=_groups(fields.get("axes", {})),
         shapes=tuple(
@@ -96,12 +100,14 @@ MODIFIERS: Mapping[str, Modifier] = {
     for label, item in _TABLES["modifiers"].items()
 }
 FOREIGN = _groups(_TABLES["foreign"])
+FOREIGN_PATTERNS: Mapping[str, list[str]] = _TABLES["foreign_patterns"]
 ARITHMETIC = _groups(_TABLES["arithmetic"])
 DTYPES = _groups(_TABLES["dtypes"])
 IMPLIED_DTYPES: Mapping[str, str] = _TABLES["implied_dtypes"]
 QUANTITIES = _groups(_TABLES["quantities"])
 _WORDS = _groups(_TABLES["words"])
 THEN = _WORDS["then"]
+AFTERWARDS = _WORDS["afterwards"]
 NEGATIONS = _WORDS["negations"]
 SURROUNDINGS = _WORDS["surroundings"]
 ACCUMULATOR_WORDS = frozenset(_WORDS["accumulator"])
@@ -109,4 +115,5 @@ LABEL_WORDS = frozenset(_WORDS["label"])
 MACHINE_WORDS_AFTER = _WORDS["machine_after"]
 MACHINE_WORDS_BEFORE = _WORDS["machine_before"]
 NOT_ENGLISH = frozenset(_WORDS["not_english"])
-PLAIN = _WORDS["plain"]
+TECHNICAL = _WORDS["technical"]
+PLAIN = (*_WORDS["plain"], *TECHNICAL)

@@ -49,6 +49,7 @@ def plain(text: str) -> str:
     """Compatibility characters, Greek letters and typographic signs as ASCII where one exists."""
     text = re.sub(r"(?<=\d)\s*×\s*(?=\d)", "x", text)
     text = re.sub(r"(?<=[A-Za-z])\s*×\s*(?=[A-Za-z]\b)", " x ", text).replace("×", " x ")
+    text = re.sub(r"\b([a-z])\s*[·⋅∙]\s*([a-z])\b", r"dot product of \1 and \2", text)
     for sign, ascii_text in SYMBOLS.items():
         text = text.replace(sign, ascii_text)
     return unicodedata.normalize("NFKC", text)
@@ -91,7 +92,7 @@ _ATOM = r"(?:\d+\s*(?:\^|\*\*)\s*\d+|1\s*<<\s*\d+|\d+(?:\.\d+)?(?:[kKMmG]i?)(?![
 _LEXER = re.compile(
     rf"""
       (?P<brackets>[\[(]\s*{_ATOM}(?:\s*,\s*{_ATOM})+\s*,?\s*[\])])
-    | (?P<chain>{_ATOM}(?:\s*[xX]\s*{_ATOM})+(?![A-Za-z0-9]) | {_ATOM}(?:\s+by\s+{_ATOM})+(?![A-Za-z0-9]))
+    | (?P<chain>{_ATOM}(?:\s*[xX]\s*{_ATOM})+(?![A-Za-z0-9]) | {_ATOM}(?:(?:\s+by\s+|-by-){_ATOM})+(?![A-Za-z0-9]))
     | (?P<product>{_ATOM}(?:\s*\*\s*{_ATOM})+)
     | (?P<power>\d+\s*(?:\^|\*\*)\s*\d+ | 1\s*<<\s*\d+ | 2\s+to\s+the\s+(?:power\s+(?:of\s+)?)?\d+(?:th)?)
     | (?P<suffixed>\d+(?:\.\d+)?(?:\s?[kKMG]i(?:B(?!\w))?|[kKMmG])(?![A-Za-z0-9]))

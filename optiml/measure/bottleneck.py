@@ -17,20 +17,20 @@ from optiml.records import Bottleneck
 
 Kind = Literal["memory", "compute", "latency", "launch"]
 MOST_FINDINGS = 5
-LEAST_WEIGHT = 0.02  # a finding that concerns less of the time than this is not told
+LEAST_WEIGHT = 0.05  # a finding that concerns less of the time than this is not told
 LAUNCH_BOUND_SHARE = 0.5
 
 _KINDS: Mapping[str, Kind] = {
     "issue": "compute", "fp32": "compute", "int": "compute", "fp16": "compute", "fp64": "compute", "sfu": "compute",
     "tensor": "compute", "lsu": "memory", "atomics": "memory", "l2": "memory", "dram": "memory", "latency": "latency",
-    "launch": "launch",
+    "dispatch": "launch", "launch": "launch",
 }  # fmt: skip
 _TERM_NAMES: Mapping[str, str] = {
     "issue": "instruction issue", "fp32": "fp32 arithmetic", "int": "integer arithmetic",
     "fp16": "half-precision arithmetic", "fp64": "fp64 arithmetic", "sfu": "special functions and conversions",
     "tensor": "tensor cores", "lsu": "the load/store and shared-memory pipe", "atomics": "global atomics",
     "l2": "L2 bandwidth", "dram": "DRAM bandwidth", "latency": "waiting for results (latency)",
-    "launch": "launch overhead",
+    "dispatch": "starting blocks", "launch": "launch overhead",
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def binding_resource(seen: Observation) -> Resource:
     binding = binding_term(seen.terms_us, seen.time_us)
     if _KINDS[binding] == "compute":
         return "instructions"
-    if binding == "lsu" and shared_clocks(seen.counts, seen.hardware) > global_clocks(seen.counts, seen.hardware):
+    if binding == "lsu" and shared_clocks(seen.counts, seen.hardware) > global_clocks(seen.counts):
         return "wavefronts"
     return "sectors"
 
@@ -109,8 +109,8 @@ def bottleneck(
 def _binding_evidence(seen: Observation, binding: str) -> str:
     others = sorted((term for term in TERMS if term != binding), key=lambda term: -seen.terms_us[term])
     return (
-        f"{_TERM_NAMES[binding]} takes {seen.terms_us[binding]:.3g} of {seen.time_us:.3g} µs (modelled); "
-        f"next is {_TERM_NAMES[others[0]]} with {seen.terms_us[others[0]]:.3g} µs"
+        f"{_TERM_NAMES[binding]}: {_us(seen.terms_us[binding])} of {_us(seen.time_us)} (modelled); "
+        f"next is {_TERM_NAMES[others[0]]} with {_us(seen.terms_us[others[0]])}"
     )
 
 
@@ -150,11 +150,7 @@ def _bank_conflicts(context: Context) -> Finding | None:
     requests = sum(counts[f"{space}.requests"] for space in spaces)
     clocks = shared_clocks(counts, context.seen.hardware)
     return Finding(
-        weight=lost
-        / wavefronts
-        * context.share("lsu")
-        * clocks
-        / (clocks + global_clocks(counts, context.seen.hardware)),
+        weight=lost / wavefronts * context.share("lsu") * clocks / (clocks + global_clocks(counts)),
         evidence=(
             f"shared memory takes {wavefronts / requests:.1f} wavefronts per request; "
             f"{100 * lost / wavefronts:.0f} % of them are bank conflicts"
@@ -193,7 +189,7 @@ def _reloading(context: Context) -> Finding | None:
     distinct = counts["distinct_bytes"]
     if not distinct or counts["global_load.bytes"] < 3.0 * distinct:
         return None
-    clocks = global_clocks(counts, context.seen.hardware)
+    clocks = global_clocks(counts)
     shared = shared_clocks(counts, context.seen.hardware)
     return Finding(
         weight=(1.0 - distinct / counts["global_load.bytes"])
@@ -290,7 +286,7 @@ def _divergence(context: Context) -> Finding | None:
     return Finding(
         weight=(1.0 - active / 32.0) * context.share("issue", "fp32", "int", "lsu", "latency"),
         evidence=f"{active:.1f} of 32 threads are active in an average instruction"
-        + (f", {context.seen.counts['divergent_branches']:.3g} branches diverge" if _diverges(context) else ""),
+        + (f", {context.seen.counts['divergent_branches']:,.0f} branches diverge" if _diverges(context) else ""),
         advice="let the threads of a warp take the same path: branch on warp-sized units, fill warps, and reduce with "
         "__shfl_down_sync instead of switching threads off",
     )
@@ -318,7 +314,7 @@ def _special_functions(context: Context) -> Finding | None:
         return None
     return Finding(
         weight=0.5 * context.share("sfu"),
-        evidence=f"special functions and conversions take {context.seen.terms_us['sfu']:.3g} µs",
+        evidence=f"special functions and conversions take {_us(context.seen.terms_us['sfu'])}",
         advice="compute fewer of them: __expf or exp2f with a pre-scaled argument, one reciprocal instead of many "
         "divisions, tables for what repeats",
     )
@@ -330,7 +326,7 @@ def _double_precision(context: Context) -> Finding | None:
         return None
     return Finding(
         weight=context.share("fp64"),
-        evidence=f"{operations:.3g} fp64 operations take {context.seen.terms_us['fp64']:.3g} µs",
+        evidence=f"{operations:,.0f} fp64 operations take {_us(context.seen.terms_us['fp64'])}",
         advice="keep the arithmetic in float where the problem is float: a literal without f is a double",
     )
 
@@ -353,7 +349,7 @@ def _contended_atomics(context: Context) -> Finding | None:
         return None
     return Finding(
         weight=context.share("atomics"),
-        evidence=f"{context.seen.counts['global_atomic.requests']:.3g} atomic requests queue for the same sectors",
+        evidence=f"{context.seen.counts['global_atomic.requests']:,.0f} atomic requests queue for few places of L2",
         advice="reduce in registers, warps and shared memory first, and issue one global atomic per block",
     )
 
@@ -371,6 +367,20 @@ def _local_memory(context: Context) -> Finding | None:
     )
 
 
+def _block_starts(context: Context) -> Finding | None:
+    if context.share("dispatch") < 0.2:
+        return None
+    launch = context.seen.longest
+    return Finding(
+        weight=context.share("dispatch"),
+        evidence=(
+            f"starting {launch.shape.blocks:,} blocks of {launch.shape.threads_per_block} threads takes "
+            f"{_us(context.seen.terms_us['dispatch'])}"
+        ),
+        advice="start fewer blocks: larger ones, or several elements per thread (a grid-stride loop, 16-byte accesses)",
+    )
+
+
 def _launch_overhead(context: Context) -> Finding | None:
     if context.share("launch") < 0.2:
         return None
@@ -381,7 +391,7 @@ def _launch_overhead(context: Context) -> Finding | None:
     )
     return Finding(
         weight=context.share("launch"),
-        evidence=f"launching takes {context.seen.terms_us['launch']:.3g} of {context.seen.time_us:.3g} µs",
+        evidence=f"launching takes {_us(context.seen.terms_us['launch'])} of {_us(context.seen.time_us)}",
         advice=advice,
     )
 
@@ -397,6 +407,10 @@ def _nothing_special(context: Context) -> Finding:
 def _slots(context: Context) -> dict[str, float]:
     counts = context.seen.counts
     return {name.partition(".")[2]: number for name, number in counts.items() if name.startswith("slots.")}
+
+
+def _us(time_us: float) -> str:
+    return f"{time_us:,.0f} µs" if time_us >= 100.0 else f"{time_us:.3g} µs"
 
 
 def _bytes(number: float) -> str:
@@ -425,5 +439,6 @@ FINDERS: tuple[Callable[[Context], Finding | None], ...] = (
     _dense_arithmetic,
     _contended_atomics,
     _local_memory,
+    _block_starts,
     _launch_overhead,
 )

@@ -49,7 +49,10 @@ from optiml.reward import SPILL_CONDITION
 INPUT_SEED = 20260201  # fixed: a profile of the same kernel is the same profile
 DRAWN_ELEMENTS = 1 << 20  # then repeated; contents hardly matter to counts
 SAMPLED_THREADS = 1024  # of each launch: what a warp touches is logged, and uncoalesced warps touch much
+FIRST_BLOCKS = 2
 MOST_SAMPLED_BLOCKS, LEAST_SAMPLED_BLOCKS = 16, 2
+LONG_WARP_INSTRUCTIONS = 10_000  # of one warp; the first blocks of such a kernel have to do
+MOST_BLOCKS_IN_FULL = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +84,15 @@ class CountedProfiler:
     ) -> Profile:
         """Profile an accepted kernel at every bench entry; figures of the whole are sums weighted by the entries.
 
-        Big grids are sampled: a few pairs of neighbouring blocks spread over the grid and the last block run, and
-        counts are scaled to the grid. Arrays that the kernel writes start as zeros, so that what the blocks left out
-        would have produced leads no other block astray.
+        Big grids are sampled: pairs of neighbouring blocks spread over the grid (`device.sampling`), up to 16 blocks,
+        and only the first two of a kernel whose warps execute more than 10 000 instructions; counts are scaled to the
+        grid. Arrays that the kernel writes start as zeros, so that what the blocks left out would have produced
+        leads no other block astray.
 
         Args:
             bench: at least one entry.
             metrics: names to report, in this order; an unknown one is None. All of `METRICS` if None.
-            timeout_s: for each bench entry.
+            timeout_s: for each of the at most three runs of a bench entry.
 
         Raises:
             InvalidInput: `device` has no time model, or nothing is launched at these sizes.
@@ -133,12 +137,12 @@ class CountedProfiler:
             speed_of_light=light,
             summary=_summary(seen, bound, light, lines, device.info),
             next_action=_next_action(bound, lines),
-            warnings=_warnings(entries, device.info),
+            warnings=_warnings(entries, table, device.info),
             conditions={
                 "device": device.info.name,
                 "engine": device.info.engine,
                 "compiler": build.report.compiler,
-                "time_model": f"{MODEL_VERSION}, not calibrated",
+                "time_model": f"{MODEL_VERSION}, {table.calibration}",
                 "sm_clock_mhz": f"{table.clock_hz / 1e6:.0f}",
                 SPILL_CONDITION: str(spills),
             },
@@ -219,37 +223,52 @@ def _run(
     table: Hardware,
     timeout_s: float,
 ) -> tuple[LaunchReport, ...]:
-    """Run a sample of the blocks; where blocks wait for blocks that were left out, the whole grid if it is small."""
-    sampled = min(_sampled_blocks(shape) for shape in shapes)
+    """Run a sample of the blocks: a few first, and more only where a warp's program is short enough.
+
+    Where the blocks of a sample fault or never end, because they need what the others would have done, the whole grid
+    runs, if it is small.
+    """
     share = min(_l1_share(shape, table) for shape in shapes)
-    small = all(shape.blocks <= 4 * sampled for shape in shapes)
-    try:
-        result = device.run(
+
+    def run(sample_blocks: int | None) -> tuple[LaunchReport, ...]:
+        return device.run(
             build,
             plan,
             (contents,),
             timeout_s=timeout_s,
             count=True,
-            sample_blocks=sampled,
+            sample_blocks=sample_blocks,
             l1_share_bytes=share,
             outputs=False,
-        )
+        ).launches
+
+    wanted = min(_sampled_blocks(shape) for shape in shapes)
+    try:
+        reports = run(FIRST_BLOCKS)
+        if all(report.blocks_run == report.blocks_total for report in reports) or _is_long(reports):
+            return reports
+        return run(wanted)
     except KernelFault as fault:
-        if not small:
+        if any(shape.blocks > MOST_BLOCKS_IN_FULL for shape in shapes):
             raise Unsupported(
                 f"profiling {shapes[0].symbol} on a sample of its blocks ({fault}); profile it at smaller sizes"
             ) from fault
-        try:
-            result = device.run(
-                build, plan, (contents,), timeout_s=timeout_s, count=True, l1_share_bytes=share, outputs=False
-            )
-        except KernelFault as whole:
-            raise Unsupported(f"profiling {shapes[0].symbol} at these sizes ({whole})") from whole
-    return result.launches
+    try:
+        return run(None)
+    except KernelFault as fault:
+        raise Unsupported(f"profiling {shapes[0].symbol} at these sizes ({fault})") from fault
 
 
 def _sampled_blocks(shape: LaunchShape) -> int:
     return min(MOST_SAMPLED_BLOCKS, max(LEAST_SAMPLED_BLOCKS, SAMPLED_THREADS // shape.threads_per_block))
+
+
+def _is_long(reports: Sequence[LaunchReport]) -> bool:
+    return any(
+        report.counters is not None
+        and report.counters.warp_instructions > LONG_WARP_INSTRUCTIONS * report.counters.warps
+        for report in reports
+    )
 
 
 def _l1_share(shape: LaunchShape, table: Hardware) -> int:
@@ -331,9 +350,9 @@ def _next_action(bound: Bottleneck, lines: Sequence[HotLine]) -> str:
     return f"{bound.advice[0][0].upper()}{bound.advice[0][1:]}.{where}"
 
 
-def _warnings(entries: Sequence[_Entry], info: DeviceInfo) -> tuple[str, ...]:
+def _warnings(entries: Sequence[_Entry], table: Hardware, info: DeviceInfo) -> tuple[str, ...]:
     warnings = [
-        f"times are modelled for {info.name}, not measured, and the model is not calibrated: "
+        f"times are modelled for {info.name}, not measured; the model is {table.calibration}: "
         "kernels closer than about 1.5x may be in the wrong order"
     ]
     for entry in entries:

@@ -1,7 +1,8 @@
 """One frozen table per GPU with every constant of the time model and of the emulated device.
 
-None of the rates and latencies is calibrated against hardware yet: `SOURCES` says for each field whether NVIDIA
-publishes it or we assume it. Calibrating the model means replacing numbers in this file and nothing else.
+`SOURCES` says for each field whether NVIDIA publishes it, whether it was read off micro-benchmarks on one H200, or
+whether we assume it. The A100's measured-kind constants are carried over and therefore assumed. Calibrating the model
+means replacing numbers in this file and nothing else.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Hardware:
     key: str
     name: str
     arch: str
+    calibration: str  # what stands behind the constants, for the reader of a profile
     # limits
     sms: int
     registers_per_sm: int
@@ -69,12 +71,18 @@ class Hardware:
     convert_lanes: int
     shuffle_lanes: int
     tensor_fmas: Mapping[str, int]  # element type -> dense multiply-adds per clock and SM
-    l1_sectors_per_clock: int
-    atomic_sectors_per_clock: float  # whole device, sectors that do not collide
-    atomic_lanes_per_clock_and_sector: float  # lanes that update one sector
+    l2_line_bytes: float  # L2 bandwidth that one 128-byte line of a request takes at least, however little it uses
+    atomic_lanes_per_clock: float  # whole device, updates that do not collide
+    atomic_request_clocks: float  # one warp request at one place of L2
+    atomic_sector_clocks: float  # each further sector of that request
+    atomic_place_bytes: int  # memory that one place of L2 is responsible for, in one piece
     shared_atomic_clocks: float  # per wavefront
+    barrier_clocks: float  # of the load/store pipe, per warp
     latency: Latencies
     launch_us: float  # fixed cost of one launch, start to end on the device
+    blocks_started_per_clock: float  # whole device
+    warp_start_clocks: float  # an SM starts one warp in this time
+    block_turnover_clocks: float  # from the end of a block to the first instruction of the one that takes its place
     overlap_loss: float  # share of the non-binding terms that does not hide behind the binding one
 
     @property
@@ -90,36 +98,39 @@ class Hardware:
 
 _TUNING = "NVIDIA tuning guide and CUDA programming guide, table of compute capabilities"
 _THROUGHPUT = "CUDA programming guide, throughput of native arithmetic instructions"
-_ASSUMED = "assumed, not calibrated"
+_MEASURED = "micro-benchmarks on one H200; assumed for other GPUs"
 SOURCES: Mapping[str, str] = {
     "sms": "NVIDIA data sheet", "registers_per_sm": _TUNING, "max_registers_per_thread": _TUNING,
     "register_unit_per_warp": "CUDA occupancy calculator", "shared_bytes_per_sm": _TUNING,
     "shared_bytes_per_block": _TUNING, "shared_unit_bytes": "CUDA occupancy calculator",
     "shared_reserved_bytes": _TUNING, "l1_shared_bytes": _TUNING, "l2_bytes": "NVIDIA data sheet",
     "max_threads_per_sm": _TUNING, "max_threads_per_block": _TUNING, "max_blocks_per_sm": _TUNING,
-    "max_warps_per_sm": _TUNING, "clock_hz": "NVIDIA data sheet (A100 boost; Hopper SXM sustained, assumed)",
+    "max_warps_per_sm": _TUNING, "clock_hz": "boost clock of the data sheet; H200 seen at 1980 MHz",
     "dram_bytes_per_s": "NVIDIA data sheet", "dram_efficiency": "a 1 GiB copy on one H200: 4.23 of 4.8 TB/s",
-    "l2_bytes_per_s": _ASSUMED, "sm_l2_bytes_per_clock": "64 B a clock and SM, architecture white paper",
+    "l2_bytes_per_s": _MEASURED, "sm_l2_bytes_per_clock": "64 B a clock and SM, architecture white paper",
     "schedulers_per_sm": "architecture white paper", "fp32_lanes": _THROUGHPUT, "int_lanes": _THROUGHPUT,
     "fp16_lanes": _THROUGHPUT + " (256 packed results)", "fp64_lanes": _THROUGHPUT, "sfu_lanes": _THROUGHPUT,
     "convert_lanes": _THROUGHPUT, "shuffle_lanes": _THROUGHPUT,
-    "tensor_fmas": "architecture white paper, dense rates", "l1_sectors_per_clock": "128 B a clock, white paper",
-    "atomic_sectors_per_clock": _ASSUMED, "atomic_lanes_per_clock_and_sector": _ASSUMED,
-    "shared_atomic_clocks": _ASSUMED, "latency": "published microbenchmarks of the family, rounded; " + _ASSUMED,
-    "launch_us": _ASSUMED, "overlap_loss": _ASSUMED,
+    "tensor_fmas": "architecture white paper, dense rates", "l2_line_bytes": _MEASURED,
+    "atomic_lanes_per_clock": _MEASURED, "atomic_request_clocks": _MEASURED, "atomic_sector_clocks": _MEASURED,
+    "atomic_place_bytes": _MEASURED, "shared_atomic_clocks": _MEASURED, "barrier_clocks": _MEASURED,
+    "latency": _MEASURED + " (l1, l2, dram); the rest published microbenchmarks of the family, rounded",
+    "launch_us": _MEASURED, "blocks_started_per_clock": _MEASURED, "warp_start_clocks": _MEASURED,
+    "block_turnover_clocks": _MEASURED, "overlap_loss": _MEASURED,
 }  # fmt: skip
 
 _AMPERE_LATENCY = Latencies(
     alu=5, fp64=10, sfu=20, shuffle=24, tensor=33, shared=30, l1=36, l2=250, dram=550, atomic=600, barrier=20
 )
 _HOPPER_LATENCY = Latencies(
-    alu=5, fp64=16, sfu=20, shuffle=24, tensor=33, shared=30, l1=36, l2=260, dram=600, atomic=650, barrier=20
+    alu=5, fp64=16, sfu=20, shuffle=24, tensor=33, shared=30, l1=36, l2=280, dram=680, atomic=700, barrier=20
 )
 
 A100 = Hardware(
     key="a100",
     name="NVIDIA A100 (80 GB SXM)",
     arch="sm_80",
+    calibration="not calibrated on this GPU",
     sms=108,
     registers_per_sm=65536,
     max_registers_per_thread=255,
@@ -148,18 +159,25 @@ A100 = Hardware(
     convert_lanes=64,
     shuffle_lanes=32,
     tensor_fmas={"f16": 1024, "tf32": 512, "f64": 64, "s8": 2048},
-    l1_sectors_per_clock=4,
-    atomic_sectors_per_clock=80,
-    atomic_lanes_per_clock_and_sector=1.0,
-    shared_atomic_clocks=2.0,
+    l2_line_bytes=64,
+    atomic_lanes_per_clock=40,
+    atomic_request_clocks=2.5,
+    atomic_sector_clocks=0.8,
+    atomic_place_bytes=2048,
+    shared_atomic_clocks=3.0,
+    barrier_clocks=1.2,
     latency=_AMPERE_LATENCY,
-    launch_us=2.0,
-    overlap_loss=0.15,
+    launch_us=2.5,
+    blocks_started_per_clock=0.83,
+    warp_start_clocks=7,
+    block_turnover_clocks=400,
+    overlap_loss=0.10,
 )
 H100 = Hardware(
     key="h100",
     name="NVIDIA H100 (80 GB SXM)",
     arch="sm_90",
+    calibration="not calibrated on this GPU",
     sms=132,
     registers_per_sm=65536,
     max_registers_per_thread=255,
@@ -174,10 +192,10 @@ H100 = Hardware(
     max_threads_per_block=1024,
     max_blocks_per_sm=32,
     max_warps_per_sm=64,
-    clock_hz=1.755e9,
+    clock_hz=1.98e9,
     dram_bytes_per_s=3.35e12,
     dram_efficiency=0.88,
-    l2_bytes_per_s=5.5e12,
+    l2_bytes_per_s=7.0e12,
     sm_l2_bytes_per_clock=64,
     schedulers_per_sm=4,
     fp32_lanes=128,
@@ -188,15 +206,27 @@ H100 = Hardware(
     convert_lanes=64,
     shuffle_lanes=32,
     tensor_fmas={"f16": 2048, "tf32": 1024, "f64": 128, "s8": 4096, "f8": 4096},
-    l1_sectors_per_clock=4,
-    atomic_sectors_per_clock=96,
-    atomic_lanes_per_clock_and_sector=1.0,
-    shared_atomic_clocks=2.0,
+    l2_line_bytes=64,
+    atomic_lanes_per_clock=44,
+    atomic_request_clocks=2.5,
+    atomic_sector_clocks=0.8,
+    atomic_place_bytes=2048,
+    shared_atomic_clocks=3.0,
+    barrier_clocks=1.2,
     latency=_HOPPER_LATENCY,
-    launch_us=2.0,
-    overlap_loss=0.15,
+    launch_us=2.5,
+    blocks_started_per_clock=0.83,
+    warp_start_clocks=7,
+    block_turnover_clocks=400,
+    overlap_loss=0.10,
 )
-H200 = replace(H100, key="h200", name="NVIDIA H200 (141 GB SXM)", dram_bytes_per_s=4.8e12)
+H200 = replace(
+    H100,
+    key="h200",
+    name="NVIDIA H200 (141 GB SXM)",
+    calibration="not calibrated: a few constants were read off one such GPU",
+    dram_bytes_per_s=4.8e12,
+)
 
 HARDWARE: Mapping[str, Hardware] = {table.key: table for table in (A100, H100, H200)}
 

@@ -36,7 +36,8 @@ def _cost(latency: Mapping[str, float], /, **slots: float) -> Cost:
 
 _ALU = {"alu": 1.0}
 _FREE = _cost({})
-_INT = _cost(_ALU, int=1)
+_INT = _cost(_ALU, int=0.75)  # every fourth folds: a shift and add, two logic operations, an address
+_MULTIPLY = _cost(_ALU, int=1)
 _INT_64 = _cost({"alu": 2}, int=2)
 _FP32 = _cost(_ALU, fp32=1)
 _FP16 = _cost(_ALU, fp16=1)
@@ -74,7 +75,9 @@ def cost(opcode: str) -> Cost:
         return _memory_or_tensor(family, parts)
     if family == "shfl":
         return _cost({"shuffle": 1}, shuffle=1)
-    if family in ("vote", "match", "redux", "activemask"):
+    if family == "match":
+        return _cost({"shuffle": 3}, shuffle=64)  # one comparison after another; measured on one H200
+    if family in ("vote", "redux", "activemask"):
         return _cost({"alu": 2}, int=1)
     if family == "cvt":
         return _convert(types)
@@ -168,7 +171,7 @@ def _arithmetic(family: str, parts: list[str], kind: str) -> Cost:
             return _cost({"alu": 2}, int=6 if wide else 2)
         if wide and "wide" not in parts:
             return _cost({"alu": 3}, int=4)
-        return _INT
+        return _MULTIPLY
     if family in ("add", "sub"):
         return _INT  # a 64-bit add is two, and every other one folds into a multiply or an address
     return _INT_64 if wide else _INT

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from optiml.errors import InvalidInput
 from optiml.measure.hardware import SECTOR_BYTES, WARP_THREADS, Hardware
 from optiml.measure.instructions import Cost, cost
 from optiml.measure.occupancy import occupancy
+from optiml.measure.traffic import Grid, Traffic, dram_bytes, overflow, traffic_of
 from optiml.ptx import Module
-from optiml.ptx.counters import AllocationCounters, Counters
+from optiml.ptx.counters import Counters
 from optiml.ptx.dataflow import Timing, function_cycles
 from optiml.ptx.parse import Instruction
 from optiml.records import Occupancy
@@ -28,8 +29,10 @@ from optiml.records import Occupancy
 MODEL_VERSION = "model-1"  # part of every cache key of a profile: change it with any formula or constant
 
 WHOLE_WAVES_BELOW = 4.0
+SECTORS_PER_LINE = 4
 TERMS = (
-    "issue", "fp32", "int", "fp16", "fp64", "sfu", "tensor", "lsu", "atomics", "l2", "dram", "latency", "launch",
+    "issue", "fp32", "int", "fp16", "fp64", "sfu", "tensor", "lsu", "atomics", "l2", "dram", "latency", "dispatch",
+    "launch",
 )  # fmt: skip
 _SPACES = ("global_load", "global_store", "global_atomic", "local_load", "local_store")
 _SHARED = ("shared_load", "shared_store", "shared_atomic")
@@ -79,7 +82,10 @@ def model_launch(shape: LaunchShape, counters: Counters, *, module: Module, hard
     waves = shape.blocks / (hardware.sms * resident.blocks_per_sm)
     counts = counts_of(shape, counters, module=module, hardware=hardware, blocks_per_sm=resident.blocks_per_sm)
     terms = _terms_us(shape, counts, hardware)
-    cycles = _warp_cycles(counters, counts, module, hardware)
+    cycles = _warp_cycles(shape, counters, counts, module, hardware)
+    cycles += hardware.block_turnover_clocks + hardware.warp_start_clocks * counters.warps / counters.blocks
+    if counters.barriers:
+        cycles = math.hypot(cycles, _block_clocks(counts, hardware))
     terms["latency"] = 1e6 * max(1.0, _effective_waves(waves)) * cycles / hardware.clock_hz
     terms["launch"] = hardware.launch_us
     return LaunchModel(
@@ -109,10 +115,10 @@ def counts_of(
 
     Keys: `blocks` `warps` `warp_instructions` `thread_instructions` `branches` `divergent_branches` `barriers`;
     `thread_ops.<class>` and `warp_ops.<class>` with the engine's classes; `slots.<pipe>` and `tensor_fmas.<element>`,
-    the estimated machine instructions; `<space>.requests|sectors|bytes|ideal_sectors` for global and local memory;
-    `<shared>.requests|wavefronts|ideal_wavefronts`; `l1.hit_sectors`; `l2.read_sectors|write_sectors|atomic_sectors`;
-    `dram.read_bytes|write_bytes` (modelled, see `dram_bytes`); `distinct_bytes`, the memory touched at all;
-    `atomic.clocks`.
+    the estimated machine instructions; `<space>.requests|sectors|bytes|ideal_sectors|lines` for global and local
+    memory; `<shared>.requests|wavefronts|ideal_wavefronts`; modelled (see `traffic`): `l1.hit_sectors`,
+    `l2.read_sectors|write_sectors|atomic_sectors|lines`, `dram.read_bytes|write_bytes`, `distinct_bytes` (the memory
+    touched at all) and `atomic.clocks`.
     """
     scale = shape.blocks / counters.blocks
     counts: Counter[str] = Counter()
@@ -123,7 +129,7 @@ def counts_of(
             counts[f"{group}.{kind}"] = number
     for name in _SPACES:
         space = getattr(counters, name)
-        for part in ("requests", "sectors", "bytes", "ideal_sectors"):
+        for part in ("requests", "sectors", "bytes", "ideal_sectors", "lines"):
             counts[f"{name}.{part}"] = getattr(space, part)
     for name in _SHARED:
         shared = getattr(counters, name)
@@ -158,134 +164,65 @@ def _memory_counts(
     hardware: Hardware,
     blocks_per_sm: int,
 ) -> dict[str, float]:
-    scale = shape.blocks / counters.blocks
-    allocations = counters.allocations.values()
-    misses = scale * sum(item.load_misses for item in allocations)
-    stores = scale * sum(item.store_sectors for item in allocations)
-    atomics = scale * sum(item.atomic_sectors for item in allocations)
-    local = totals["local_load.sectors"] + totals["local_store.sectors"]
-    spilled = local * _local_miss_rate(shape, module, hardware, blocks_per_sm)
-    loads = totals["global_load.sectors"]
-    read_bytes, write_bytes, distinct = dram_bytes(
-        tuple(allocations),
+    grid = Grid(
         blocks_run=counters.blocks,
         blocks_total=shape.blocks,
+        busy_sms=min(hardware.sms, shape.blocks),
         resident_blocks=hardware.sms * blocks_per_sm,
-        l2_bytes=hardware.l2_bytes,
+        l1_bytes=float(blocks_per_sm * _l1_share(shape, hardware, blocks_per_sm)),
     )
+    traffic = [traffic_of(item, grid) for item in counters.allocations.values()]
+    read_bytes, write_bytes = dram_bytes(traffic, grid, l2_bytes=hardware.l2_bytes)
+    local = totals["local_load.sectors"] + totals["local_store.sectors"]
+    needed = module.functions[shape.symbol].local_bytes * shape.threads_per_block * blocks_per_sm
+    spilled = local * overflow(needed, grid.l1_bytes)  # local memory of the resident threads that L1 cannot hold
+    asked = sum(item.asked for item in traffic)
+    stores = sum(item.stores for item in traffic)
     return {
-        "l1.hit_sectors": max(0.0, loads - misses) + local - spilled,
-        "l2.read_sectors": misses + spilled,
+        "l1.hit_sectors": max(0.0, totals["global_load.sectors"] - asked) + local - spilled,
+        "l2.read_sectors": asked + spilled,
         "l2.write_sectors": stores,
-        "l2.atomic_sectors": atomics,
+        "l2.atomic_sectors": sum(item.atomics for item in traffic),
+        "l2.lines": asked * _lines_per_sector(totals, "global_load")
+        + stores * _lines_per_sector(totals, "global_store")
+        + spilled / SECTORS_PER_LINE,
         "dram.read_bytes": read_bytes,
         "dram.write_bytes": write_bytes,
-        "distinct_bytes": distinct,
-        "atomic.clocks": _atomic_clocks(counters, scale, hardware),
+        "distinct_bytes": SECTOR_BYTES * sum(item.distinct for item in traffic),
+        "atomic.clocks": _atomic_clocks(counters, traffic, grid.scale, hardware),
     }
 
 
-def _local_miss_rate(shape: LaunchShape, module: Module, hardware: Hardware, blocks_per_sm: int) -> float:
-    """Share of local accesses that leave L1: the part of the resident threads' local memory that does not fit."""
-    needed = module.functions[shape.symbol].local_bytes * shape.threads_per_block * blocks_per_sm
-    share = blocks_per_sm * l1_share_bytes(
+def _l1_share(shape: LaunchShape, hardware: Hardware, blocks_per_sm: int) -> int:
+    return l1_share_bytes(
         hardware, shared_bytes_per_block=shape.shared_bytes_per_block, blocks_per_sm=blocks_per_sm
-    )
-    return _overflow(needed, share)
+    )  # fmt: skip
 
 
-def _atomic_clocks(counters: Counters, scale: float, hardware: Hardware) -> float:
-    """Clocks that L2 spends on global atomics: their throughput, or the queue at the busiest sector.
+def _lines_per_sector(totals: Mapping[str, float], space: str) -> float:
+    sectors = totals[f"{space}.sectors"]
+    return totals[f"{space}.lines"] / sectors if sectors else 0.0
 
-    Lanes that update one sector go one after another. Which sector is busiest is not counted; every allocation is
-    taken to spread its updates evenly over its sectors.
+
+def _atomic_clocks(counters: Counters, traffic: Sequence[Traffic], scale: float, hardware: Hardware) -> float:
+    """Clocks that L2 spends on global atomics: their throughput, or the queue at the busiest place.
+
+    Requests that update one place of L2 (`atomic_place_bytes` in one piece) go one after another: a fixed cost each,
+    and more for every further sector. Updates are taken to spread evenly over the sectors they touch.
     """
     total = counters.global_atomic
-    if not total.sectors:
+    if not total.requests:
         return 0.0
-    lanes_per_sector = max(1.0, total.bytes / 4.0 / total.sectors)
-    queue = max(
-        item.atomic_sectors * scale * lanes_per_sector / max(1, _sectors_in(item))
-        for item in counters.allocations.values()
-    )
-    return max(
-        total.sectors * scale / hardware.atomic_sectors_per_clock,
-        queue / hardware.atomic_lanes_per_clock_and_sector,
-    )
-
-
-def dram_bytes(
-    allocations: tuple[AllocationCounters, ...],
-    *,
-    blocks_run: int,
-    blocks_total: int,
-    resident_blocks: int,
-    l2_bytes: int,
-) -> tuple[float, float, float]:
-    """Bytes read from and written to DRAM by one launch that finds L2 empty, and distinct bytes touched.
-
-    For each allocation, in sectors of 32 bytes, with s = blocks_total / blocks_run:
-
-        T = s x L1 misses                              what L2 is asked for
-        W = min(size, s x distinct, T)                 what the launch touches at all: streams scale with the grid,
-                                                       an array that all blocks share is bounded by its size
-        R = what the blocks resident at one time touch  = m x resident^e, m = misses per block run and
-            e = ln(distinct / m) / ln(blocks_run) in 0..1   how much neighbours share; W / waves <= R <= W
-        read = W + (waves x R - W) x over(footprint) + (T - waves x R) x over(resident footprint)
-        over(x) = max(0, 1 - L2 / x)                   share of a re-used set that L2 cannot hold
-
-    The footprints are sums over the launch's allocations. So W <= read <= T; data that fits in L2 is read once.
-    Writes: distinct sectors once, and the rewrites that L2 could not merge. Atomics read and write what they touch.
-    """
-    scale = blocks_total / blocks_run
-    waves = max(1.0, blocks_total / resident_blocks)
-    resident = min(blocks_total, resident_blocks)
-    asked, touched, together = [], [], []
-    for item in allocations:
-        size = _sectors_in(item)
-        total = scale * item.load_misses
-        distinct = min(float(size), scale * item.distinct_load_sectors, total)
-        asked.append(total)
-        touched.append(distinct)
-        together.append(_resident_sectors(item, blocks_run, resident, distinct, waves))
-    stored = [min(float(_sectors_in(item)), scale * item.distinct_store_sectors) for item in allocations]
-    atomic = [min(float(_sectors_in(item)), scale * item.atomic_sectors) for item in allocations]
-    footprint_miss = _overflow(SECTOR_BYTES * (sum(touched) + sum(stored) + sum(atomic)), l2_bytes)
-    resident_miss = _overflow(SECTOR_BYTES * sum(together), l2_bytes)
-    read, written = sum(atomic), sum(atomic)
-    for index, item in enumerate(allocations):
-        first_per_wave = min(asked[index], max(touched[index], waves * together[index]))
-        read += touched[index]
-        read += (first_per_wave - touched[index]) * footprint_miss
-        read += (asked[index] - first_per_wave) * resident_miss
-        written += stored[index] + max(0.0, scale * item.store_sectors - stored[index]) * resident_miss
-    union = sum(
-        min(float(_sectors_in(item)), max(touched[index], stored[index], atomic[index]))
-        for index, item in enumerate(allocations)
-    )
-    return SECTOR_BYTES * read, SECTOR_BYTES * written, SECTOR_BYTES * union
-
-
-def _resident_sectors(
-    item: AllocationCounters, blocks_run: int, resident: int, distinct: float, waves: float
-) -> float:  # fmt: skip
-    if not item.load_misses or not item.distinct_load_sectors:
-        return 0.0
-    per_block = item.load_misses / blocks_run
-    if blocks_run == 1:
-        exponent = 1.0
-    else:
-        sharing = item.distinct_load_sectors / per_block
-        exponent = min(1.0, max(0.0, math.log(max(sharing, 1.0)) / math.log(blocks_run)))
-    return min(distinct, max(distinct / waves, per_block * resident**exponent))
-
-
-def _sectors_in(item: AllocationCounters) -> int:
-    return -(-item.bytes // SECTOR_BYTES)
-
-
-def _overflow(needed: float, capacity: float) -> float:
-    return max(0.0, 1.0 - capacity / needed) if needed > 0 else 0.0
+    further = total.sectors / total.requests - 1.0
+    clocks = hardware.atomic_request_clocks + hardware.atomic_sector_clocks * further
+    sectors = sum(item.atomics for item in traffic)
+    queues = [
+        total.requests * scale * clocks * (item.atomics / sectors)
+        / max(1.0, item.updated * SECTOR_BYTES / hardware.atomic_place_bytes)
+        for item in traffic
+        if sectors
+    ]  # fmt: skip
+    return max([total.bytes / 4.0 * scale / hardware.atomic_lanes_per_clock, *queues])
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------
@@ -298,7 +235,8 @@ def _terms_us(shape: LaunchShape, counts: Mapping[str, float], hardware: Hardwar
         return counts.get(f"slots.{pipe}", 0.0) * WARP_THREADS / width / clocks_per_us
 
     issued = sum(number for name, number in counts.items() if name.startswith("slots."))
-    l2_bytes = SECTOR_BYTES * (counts["l2.read_sectors"] + counts["l2.write_sectors"] + counts["l2.atomic_sectors"])
+    l2_sectors = counts["l2.read_sectors"] + counts["l2.write_sectors"] + counts["l2.atomic_sectors"]
+    l2_bytes = max(SECTOR_BYTES * l2_sectors, hardware.l2_line_bytes * counts["l2.lines"])
     dram = counts["dram.read_bytes"] + counts["dram.write_bytes"]
     return {
         "issue": issued / hardware.schedulers_per_sm / clocks_per_us,
@@ -317,31 +255,43 @@ def _terms_us(shape: LaunchShape, counts: Mapping[str, float], hardware: Hardwar
             l2_bytes / hardware.l2_bytes_per_s * 1e6, l2_bytes / hardware.sm_l2_bytes_per_clock / clocks_per_us
         ),
         "dram": dram / (hardware.dram_bytes_per_s * hardware.dram_efficiency) * 1e6,
+        "dispatch": max(
+            shape.blocks / hardware.blocks_started_per_clock / (hardware.clock_hz / 1e6),
+            counts["warps"] * hardware.warp_start_clocks / clocks_per_us,
+        ),
     }  # fmt: skip
 
 
 def lsu_clocks(counts: Mapping[str, float], hardware: Hardware) -> float:
-    """Clocks of the load/store pipes, summed over SMs: a request takes one, or one per four sectors, if that is more;
-    shared memory takes one per wavefront, a shuffle one."""
-    return global_clocks(counts, hardware) + shared_clocks(counts, hardware)
+    """Clocks of the load/store pipes, summed over SMs: one for each 128-byte line that a request touches, one for each
+    wavefront of shared memory, one for a shuffle, a little more for a barrier."""
+    return global_clocks(counts) + shared_clocks(counts, hardware)
 
 
-def global_clocks(counts: Mapping[str, float], hardware: Hardware) -> float:
+def global_clocks(counts: Mapping[str, float]) -> float:
     """The part of `lsu_clocks` that global and local accesses take."""
-    return sum(
-        max(counts[f"{space}.requests"], counts[f"{space}.sectors"] / hardware.l1_sectors_per_clock)
-        for space in _SPACES
-    )
+    return sum(counts[f"{space}.lines"] for space in _SPACES)
 
 
 def shared_clocks(counts: Mapping[str, float], hardware: Hardware) -> float:
-    """The part of `lsu_clocks` that shared memory and shuffles take."""
+    """The part of `lsu_clocks` that shared memory, shuffles and barriers take."""
     return (
         counts["shared_load.wavefronts"]
         + counts["shared_store.wavefronts"]
         + hardware.shared_atomic_clocks * counts["shared_atomic.wavefronts"]
         + counts.get("slots.shuffle", 0.0) * WARP_THREADS / hardware.shuffle_lanes
+        + hardware.barrier_clocks * counts["barriers"]
     )
+
+
+def _block_clocks(counts: Mapping[str, float], hardware: Hardware) -> float:
+    """Clocks in which a block issues its own instructions and accesses.
+
+    Barriers keep the warps of a block in one phase, where they get in each other's way instead of filling each other's
+    gaps; only other blocks fill those.
+    """
+    issued = sum(number for name, number in counts.items() if name.startswith("slots."))
+    return max(issued / hardware.schedulers_per_sm, lsu_clocks(counts, hardware)) / counts["blocks"]
 
 
 def _effective_waves(waves: float) -> float:
@@ -356,28 +306,39 @@ def _total_us(terms: Mapping[str, float], hardware: Hardware) -> float:
 
 
 def _warp_cycles(
-    counters: Counters, counts: Mapping[str, float], module: Module, hardware: Hardware
-) -> float:  # fmt: skip
+    shape: LaunchShape, counters: Counters, counts: Mapping[str, float], module: Module, hardware: Hardware
+) -> float:
     """Cycles of an average warp from its first to its last instruction, alone on its scheduler.
 
     Every execution of a basic block counts the dataflow length of the block; where it loops onto itself, all but the
     first count its steady-state length.
     """
-    load = _load_latency(counts, hardware)
+    passes = {
+        "load": max(1.0, _per_request(counts, "global_load", "lines")),
+        "shared": max(1.0, _per_request(counts, "shared_load", "wavefronts")),
+    }
 
-    def timing(instruction: Instruction) -> Timing:
+    def timing(instruction: Instruction, loads: int) -> Timing:
         price = cost(instruction.opcode)
-        return Timing(slots=price.issue_slots, latency=_latency(price, load, hardware))
+        extra = sum(number - 1.0 for part, number in passes.items() if part in price.latency)
+        latency = _latency(price, _load_latency(counts, loads, hardware), hardware)
+        return Timing(slots=price.issue_slots + extra, latency=latency + extra)
 
     executions: dict[str, dict[int, int]] = {}
     for (name, index), count in counters.block_executions.items():
         executions.setdefault(name, {})[index] = count
     total = 0.0
     for name, counted in executions.items():
-        for index, cycles in function_cycles(module.functions[name], counted, timing).items():
+        lengths = function_cycles(module.functions[name], counted, timing, registers=shape.registers_per_thread)
+        for index, cycles in lengths.items():
             entered = min(counted[index], counters.warps)
             total += entered * cycles.first + (counted[index] - entered) * cycles.steady
     return total / counters.warps
+
+
+def _per_request(counts: Mapping[str, float], space: str, part: str) -> float:
+    requests = counts[f"{space}.requests"]
+    return counts[f"{space}.{part}"] / requests if requests else 0.0
 
 
 def _latency(price: Cost, load: float, hardware: Hardware) -> float:
@@ -387,15 +348,21 @@ def _latency(price: Cost, load: float, hardware: Hardware) -> float:
     )
 
 
-def _load_latency(counts: Mapping[str, float], hardware: Hardware) -> float:
-    """Mean latency of a global load by where its sectors were found."""
+def _load_latency(counts: Mapping[str, float], together: int, hardware: Hardware) -> float:
+    """Mean latency of a global load by where its sectors were found.
+
+    Of loads that are under way together the slowest counts: with `together` of them the chance that one misses L1 is
+    that many times the miss rate, at most 1.
+    """
     sectors = counts["global_load.sectors"]
-    if not sectors:
-        return hardware.latency.l1
-    missed = min(1.0, counts["l2.read_sectors"] / sectors)
-    from_dram = min(missed, counts["dram.read_bytes"] / SECTOR_BYTES / sectors)
     latency = hardware.latency
-    return (1.0 - missed) * latency.l1 + (missed - from_dram) * latency.l2 + from_dram * latency.dram
+    if not sectors or not counts["l2.read_sectors"]:
+        return latency.l1
+    missed = min(1.0, counts["l2.read_sectors"] / sectors)
+    from_dram = min(1.0, counts["dram.read_bytes"] / SECTOR_BYTES / counts["l2.read_sectors"])
+    behind_l1 = (1.0 - from_dram) * latency.l2 + from_dram * latency.dram
+    waits = min(1.0, missed * max(1, together))
+    return (1.0 - waits) * latency.l1 + waits * behind_l1
 
 
 # --- several launches ------------------------------------------------------------------------------------------------

@@ -51,6 +51,11 @@ def element_bytes(dtype: str) -> int:
     return storage_dtype(dtype).itemsize
 
 
+def raw(array: Array) -> memoryview:
+    """The bytes of an array, as a child is sent them."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def is_float(dtype: str) -> bool:
     return "float" in dtype
 

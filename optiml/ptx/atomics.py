@@ -147,7 +147,7 @@ def atomic(
     code = CODE[dtype]
     size = dtype.itemsize
     global_at = global_index(size, offset, aligned=False)
-    shared_at = None if start_slot is None else shared_index(size, offset, start_slot, space)
+    shared_at = None if start_slot is None else shared_index(size, offset, start_slot, space, aligned=False)
 
     def fast(frame: list[Array], addresses: Array, group: Group) -> tuple[Array, Array] | None:
         if shared_at is not None:

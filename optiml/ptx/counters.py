@@ -67,7 +67,7 @@ class AllocationCounters:
         bytes: its size.
         load_sectors, store_sectors, atomic_sectors: sectors of all requests.
         load_misses: load sectors that the L1 model sends to L2.
-        distinct_load_sectors, distinct_store_sectors: union over the blocks run.
+        distinct_load_sectors, distinct_store_sectors, distinct_atomic_sectors: union over the blocks run.
     """
 
     bytes: int = 0
@@ -77,6 +77,7 @@ class AllocationCounters:
     atomic_sectors: int = 0
     distinct_load_sectors: int = 0
     distinct_store_sectors: int = 0
+    distinct_atomic_sectors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,15 +163,17 @@ class _Line:
 
 
 class _Traffic:
-    """Mutable counts and touched sectors of one allocation."""
+    """Mutable counts of one allocation, whose sectors are numbered from `first` in the recorder's own numbering."""
 
-    def __init__(self, name: str, nbytes: int) -> None:
+    __slots__ = ("atomic", "first", "load", "misses", "name", "nbytes", "shift", "size", "store")
+
+    def __init__(self, number: int, name: str, nbytes: int, first: int) -> None:
         self.name = name
         self.nbytes = nbytes
-        self.sectors = {"load": 0, "store": 0, "atomic": 0}
-        self.misses = 0
-        size = -(-nbytes // SECTOR_BYTES)
-        self.touched = {"load": np.zeros(size, bool), "store": np.zeros(size, bool), "atomic": np.zeros(size, bool)}
+        self.first = first
+        self.size = -(-nbytes // SECTOR_BYTES)
+        self.shift = first - (number << (WINDOW_BITS - 5))  # from sector of the address space to our number
+        self.load = self.store = self.atomic = self.misses = 0
 
 
 class Recorder:
@@ -187,11 +190,16 @@ class Recorder:
         self.spaces: dict[str, list[int]] = {}
         self.lines: dict[int, _Line] = {}
         self.traffic: dict[int, _Traffic] = {}
+        self.loaded: Array = np.zeros(0, bool)  # by our sector number: touched by a load
+        self.stored: Array = np.zeros(0, bool)
+        self.updated: Array = np.zeros(0, bool)  # by an atomic
         self.blocks = self.warps = 0
-        self.log: list[tuple[Array, Array]] = []
+        self.log: list[Array] = []  # load events as block, sector, time packed in one integer each
         self.log_size = 0
-        self.seen: tuple[Array, Array, Array] | None = None
-        self.block_time: Array = np.zeros(0, np.int64)
+        self.seen: Array = np.zeros(0, np.int64)  # the last touch of each sector by each block, packed likewise
+        self.block_time: Array = np.zeros(0, np.int64)  # load sectors so far, by block of the batch
+        self.sector_bits = self.time_bits = 0
+        self.placed: tuple[Group | None, Array, Array, Array] = (None, None, None, None)
         self.sector_patterns: dict[tuple[bytes, int], tuple[Array, int]] = {}
         self.bank_patterns: dict[tuple[bytes, int], int] = {}
         self.batch: Batch
@@ -204,15 +212,23 @@ class Recorder:
         self.blocks += len(batch.blocks)
         self.warps += len(batch.blocks) * batch.pitch // WARP
         self.left = {}
+        if not self.traffic:
+            total = 0
+            for number, allocation in batch.memory.items():
+                self.traffic[number] = _Traffic(number, allocation.name, allocation.nbytes, total)
+                total += self.traffic[number].size
+            self.loaded, self.stored, self.updated = (np.zeros(total, bool) for _ in range(3))
+            self.sector_bits = max(1, total.bit_length())
+        self.time_bits = 63 - self.sector_bits - len(batch.blocks).bit_length()
         self.block_time = np.zeros(len(batch.blocks), np.int64)
-        self.seen = None
+        self.seen = np.zeros(0, np.int64)
 
     def end(self) -> None:
         """The batch is done: its early exits and its L1 log are digested."""
         for number, mask in self.left.items():
             self.segment_warps[number] += int(np.count_nonzero(mask))
         self.digest()
-        self.seen = None
+        self.placed = (None, None, None, None)
 
     def segment(self, segment: Segment, group: Group) -> None:
         """A group runs a segment."""
@@ -292,7 +308,7 @@ class Recorder:
         """Addresses as `[warps, 32]` int64; a thread that is not active repeats the first active one of its warp."""
         if len(addresses) != group.n:
             addresses = np.broadcast_to(addresses, group.n)
-        values = addresses.astype(I64)
+        values = addresses.view(I64) if addresses.dtype == U64 else addresses.astype(I64)
         group.count_warps()
         if group.full_rows:
             return values.reshape(-1, WARP)
@@ -308,9 +324,9 @@ class Recorder:
         self, kind: str, addresses: Array, group: Group, nbytes: int, line: int | None, cached: bool
     ) -> None:
         warps = group.count_warps()
+        each: Array | int  # sectors of every warp
         if len(addresses) == 1:
-            sectors = np.full(warps, int(addresses[0]) >> 5, np.int64)
-            owners = group.rows
+            sectors, each = np.full(warps, int(addresses[0]) >> 5, np.int64), 1
             ideal = lines = warps
         else:
             rows = self.rows_of(addresses, group)
@@ -319,9 +335,9 @@ class Recorder:
             if warps == 1 or not np.count_nonzero(relative[1:] != relative[0]):
                 offsets, per_warp = self.sector_pattern(relative[0], nbytes)
                 places = (base >> 5)[:, None] + offsets
-                lines = warps + int(np.count_nonzero(np.diff(places >> 2, axis=1)))
-                sectors = places.reshape(-1)
-                owners = np.repeat(group.rows, len(offsets)) if len(offsets) > 1 else group.rows
+                upper = places >> 2
+                lines = warps + int(np.count_nonzero(upper[:, 1:] != upper[:, :-1]))
+                sectors, each = places.reshape(-1), len(offsets)
                 ideal = warps * per_warp
             else:
                 ordered = np.sort(rows, axis=1)
@@ -330,9 +346,9 @@ class Recorder:
                 ideal = int((-(-fresh.sum(axis=1) * nbytes // SECTOR_BYTES)).sum())
                 pieces = ordered >> 5
                 np.not_equal(pieces[:, 1:], pieces[:, :-1], out=fresh[:, 1:])
-                lines = warps + int(np.count_nonzero(np.diff(pieces >> 2, axis=1)))
-                sectors = pieces[fresh]
-                owners = np.repeat(group.rows, fresh.sum(axis=1))
+                upper = pieces >> 2
+                lines = warps + int(np.count_nonzero(upper[:, 1:] != upper[:, :-1]))
+                sectors, each = pieces[fresh], fresh.sum(axis=1)
         count = len(sectors)
         totals = self.space("global_" + kind)
         totals[0] += warps
@@ -348,13 +364,17 @@ class Recorder:
             else:
                 at.store_requests += warps
                 at.store_sectors += count
-        if kind == "load" and cached:
-            self.log.append((owners, sectors))
-            self.log_size += count
-            if self.log_size >= _LOG_LIMIT:
-                self.digest()
+        ours = self.numbered(sectors, kind, kind == "load" and not cached)
+        if ours is None:
+            return
+        if kind == "store":
+            self.stored[ours] = True
+        elif kind == "load":
+            self.loaded[ours] = True
+            if cached:
+                self.note_loads(ours, each, group)
         else:
-            self.touch(kind, sectors, bypass=kind == "load")
+            self.updated[ours] = True
 
     def sector_pattern(self, relative: Array, nbytes: int) -> tuple[Array, int]:
         """(sector numbers relative to the first thread's, ideal sectors) of one warp's addresses."""
@@ -367,64 +387,98 @@ class Recorder:
                 self.sector_patterns[key] = found
         return found
 
-    def touch(self, kind: str, sectors: Array, *, bypass: bool = False) -> None:
-        """Attribute sectors to allocations."""
-        numbers = sectors >> (WINDOW_BITS - 5)
-        distinct = [int(numbers[0])] if not np.count_nonzero(numbers != numbers[0]) else np.unique(numbers).tolist()
-        for number in distinct:
-            mine = sectors if len(distinct) == 1 else sectors[numbers == number]
-            traffic = self.traffic_of(number)
+    def numbered(self, sectors: Array, kind: str, missed: bool) -> Array | None:
+        """Our numbers of sectors, counted for their allocations; None if some lie outside (the access will fault)."""
+        low, high = int(sectors.min()), int(sectors.max())
+        numbers = [low >> (WINDOW_BITS - 5)]
+        if high >> (WINDOW_BITS - 5) != numbers[0]:
+            owner = sectors >> (WINDOW_BITS - 5)
+            numbers = np.unique(owner).tolist()
+        ours = np.empty(len(sectors), np.int64)
+        for number in numbers:
+            traffic = self.traffic.get(number)
             if traffic is None:
-                continue
-            traffic.sectors[kind] += len(mine)
-            if bypass:
-                traffic.misses += len(mine)
-            offsets = mine - (number << (WINDOW_BITS - 5))
-            traffic.touched[kind][offsets[offsets < len(traffic.touched[kind])]] = True
-
-    def traffic_of(self, number: int) -> _Traffic | None:
-        found = self.traffic.get(number)
-        if found is None:
-            allocation = self.batch.memory.get(number)
-            if allocation is None:
                 return None
-            found = self.traffic[number] = _Traffic(allocation.name, allocation.nbytes)
-        return found
+            mine = sectors if len(numbers) == 1 else sectors[owner == number]
+            here = mine + traffic.shift
+            if len(numbers) > 1:
+                low, high = int(mine.min()), int(mine.max())
+            if high + traffic.shift >= traffic.first + traffic.size:
+                return None
+            setattr(traffic, kind, getattr(traffic, kind) + len(mine))
+            if missed:
+                traffic.misses += len(mine)
+            if len(numbers) == 1:
+                return here
+            ours[owner == number] = here
+        return ours
+
+    def note_loads(self, ours: Array, each: Array | int, group: Group) -> None:
+        """Log the sectors of a load for the L1 model, with the time of each in its block's own count of sectors."""
+        if self.placed[0] is not group:
+            blocks = group.rows * WARP // self.batch.pitch
+            starts = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
+            first = np.repeat(starts, np.diff(np.append(starts, len(blocks))))
+            self.placed = (group, blocks, starts, first)
+        _, blocks, starts, first = self.placed
+        warps = len(blocks)
+        if isinstance(each, int):
+            before = (np.arange(warps) - first) * each
+            time = self.block_time[blocks] + before
+            head = (blocks << (self.sector_bits + self.time_bits)) + time
+            events = (head[:, None] + np.arange(each)).reshape(-1) if each > 1 else head
+            self.block_time[blocks[starts]] += np.diff(np.append(starts, warps)) * each
+        else:
+            ends = np.cumsum(each)
+            before = ends - each
+            time = self.block_time[blocks] + before - before[first]
+            head = (blocks << (self.sector_bits + self.time_bits)) + time - before
+            events = np.repeat(head, each) + np.arange(len(ours))
+            self.block_time[blocks[starts]] += np.add.reduceat(each, starts)
+        self.log.append(events + (ours << self.time_bits))
+        self.log_size += len(ours)
+        if self.log_size >= _LOG_LIMIT:
+            self.digest()
 
     def digest(self) -> None:
         """Run the L1 model over the log: a sector hits if its block touched it fewer than `l1_sectors` accesses ago."""
         if not self.log:
             return
-        owners = np.concatenate([entry[0] for entry in self.log])
-        sectors = np.concatenate([entry[1] for entry in self.log])
+        fresh = np.concatenate(self.log)
         self.log, self.log_size = [], 0
-        blocks = owners * WARP // self.batch.pitch
-        self.touch("load", sectors)
-        order = np.argsort(blocks.astype(np.uint16) if len(self.block_time) < 65536 else blocks, kind="stable")
-        blocks, sectors = blocks[order], sectors[order]
-        sizes = np.bincount(blocks, minlength=len(self.block_time))
-        starts = np.cumsum(sizes) - sizes
-        times = np.arange(len(blocks)) - starts[blocks] + self.block_time[blocks]
-        before = self.block_time.copy()
-        self.block_time += sizes
-        if self.seen is not None:
-            blocks = np.concatenate([self.seen[0], blocks])
-            sectors = np.concatenate([self.seen[1], sectors])
-            times = np.concatenate([self.seen[2], times])
-        blocks, sectors, times = _sorted_events(blocks, sectors, times)
-        again = np.zeros(len(blocks), bool)
-        again[1:] = (blocks[1:] == blocks[:-1]) & (sectors[1:] == sectors[:-1])
-        near = np.zeros(len(blocks), bool)
-        near[1:] = times[1:] - times[:-1] - 1 < self.l1_sectors
-        missed = ~(again & near) & (times >= before[blocks])
-        numbers, counts = np.unique(sectors[missed] >> (WINDOW_BITS - 5), return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            traffic = self.traffic_of(number)
-            if traffic is not None:
-                traffic.misses += count
-        last = np.ones(len(blocks), bool)
-        last[:-1] = ~again[1:]
-        self.seen = (blocks[last], sectors[last], times[last])
+        events = np.concatenate([self.seen, fresh])
+        events.sort()
+        place = events >> self.time_bits  # block and sector
+        near = np.zeros(len(events), bool)
+        # events of one place are neighbours, so their difference is the distance in time
+        gap = events[1:] - events[:-1]
+        same = place[1:] == place[:-1]
+        near[1:] = same & (gap <= self.l1_sectors)
+        missed = ~near
+        sectors = place & ((1 << self.sector_bits) - 1)
+        self.count_misses(sectors[missed], 1)
+        if len(self.seen):  # what was there before is the first of its place and no new event
+            self.count_misses(self.seen >> self.time_bits & ((1 << self.sector_bits) - 1), -1)
+        last = np.append(~same, True)
+        kept = events[last]
+        mask = (1 << self.time_bits) - 1
+        times = kept & mask
+        blocks = kept >> (self.sector_bits + self.time_bits)
+        # forget what is too old to hit, and count time from there, so that it always fits
+        start = np.maximum(self.block_time - self.l1_sectors - 1, 0)
+        young = times >= start[blocks]
+        self.seen = kept[young] - start[blocks[young]]
+        self.block_time -= start
+
+    def count_misses(self, sectors: Array, sign: int) -> None:
+        """Add the sectors (our numbers) that miss to their allocations."""
+        if not len(sectors):
+            return
+        owners = list(self.traffic.values())
+        bounds = np.array([traffic.first + traffic.size for traffic in owners])
+        counts = np.bincount(np.searchsorted(bounds, sectors, side="right"), minlength=len(owners))
+        for traffic, count in zip(owners, counts.tolist(), strict=True):
+            traffic.misses += sign * count
 
     def shared_access(self, kind: str, addresses: Array, group: Group, nbytes: int, line: int | None) -> None:
         warps = group.count_warps()
@@ -524,16 +578,20 @@ class Recorder:
                     at.threads += threads
         allocations: dict[str, AllocationCounters] = {}
         for number, traffic in sorted(self.traffic.items()):
+            if not traffic.load + traffic.store + traffic.atomic:
+                continue
             name = traffic.name or f"#{number}"
             name = name if name not in allocations else f"{name}#{number}"
+            own = slice(traffic.first, traffic.first + traffic.size)
             allocations[name] = AllocationCounters(
                 bytes=traffic.nbytes,
-                load_sectors=traffic.sectors["load"],
+                load_sectors=traffic.load,
                 load_misses=traffic.misses,
-                store_sectors=traffic.sectors["store"],
-                atomic_sectors=traffic.sectors["atomic"],
-                distinct_load_sectors=int(np.count_nonzero(traffic.touched["load"])),
-                distinct_store_sectors=int(np.count_nonzero(traffic.touched["store"])),
+                store_sectors=traffic.store,
+                atomic_sectors=traffic.atomic,
+                distinct_load_sectors=int(np.count_nonzero(self.loaded[own])),
+                distinct_store_sectors=int(np.count_nonzero(self.stored[own])),
+                distinct_atomic_sectors=int(np.count_nonzero(self.updated[own])),
             )
 
         def space(name: str) -> SpaceCounters:
@@ -582,27 +640,6 @@ class Recorder:
 
 
 _WEIGHTS = np.random.default_rng(0).integers(1 << 20, 1 << 40, WARP) | 1  # for hashing rows; collisions are checked
-
-
-def _sorted_events(blocks: Array, sectors: Array, times: Array) -> tuple[Array, Array, Array]:
-    """Events ordered by block, sector, time: packed into one integer where they fit, which sorts much faster."""
-    low = int(sectors.min())
-    sector_bits = (int(sectors.max()) - low).bit_length()
-    block_bits = int(blocks.max()).bit_length()
-    time_bits = int(times.max()).bit_length()
-    if block_bits + sector_bits + time_bits <= 64:
-        packed = (
-            (blocks.astype(U64) << np.uint64(sector_bits + time_bits))
-            | ((sectors - low).astype(U64) << np.uint64(time_bits))
-            | times.astype(U64)
-        )
-        packed.sort()
-        times = (packed & np.uint64((1 << time_bits) - 1)).astype(np.int64)
-        packed >>= np.uint64(time_bits)
-        sectors = (packed & np.uint64((1 << sector_bits) - 1)).astype(np.int64) + low
-        return (packed >> np.uint64(sector_bits)).astype(np.int64), sectors, times
-    order = np.lexsort((times, sectors, blocks))
-    return blocks[order], sectors[order], times[order]
 
 
 def _most_words_in_a_bank(relative: Array, words: int) -> Array:

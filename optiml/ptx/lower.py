@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from optiml.errors import Unsupported
-from optiml.ptx import atomics, memory, opcodes, warp
+from optiml.ptx import atomics, memory, opcodes, tensor, warp
 from optiml.ptx import numerics as num
 from optiml.ptx.counters import record_memory
 from optiml.ptx.memory import CODE, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WIDE, WINDOW_BITS, Step
@@ -95,6 +95,7 @@ class Segment:
     Attributes:
         operations: the closures.
         kind, target, predicate, negated: how it ends; `predicate` is a slot.
+        reads, writes: slots whose values on entry its instructions need, and slots they set.
         live: slots whose values are needed from here on; `live_after` the same for the next segment.
         weight: number of instructions, for budgets and counters.
         warp_wide: the first instruction needs whole warps; `mask` is the slot of its member mask, None for all.
@@ -104,23 +105,8 @@ class Segment:
     """
 
     __slots__ = (
-        "barrier",
-        "counted_branch",
-        "exits",
-        "kind",
-        "last_line",
-        "live",
-        "live_after",
-        "mask",
-        "mix",
-        "negated",
-        "number",
-        "operations",
-        "origin",
-        "predicate",
-        "target",
-        "warp_wide",
-        "weight",
+        "barrier", "counted_branch", "exits", "kind", "last_line", "live", "live_after", "mask", "mix", "negated",
+        "number", "operations", "origin", "predicate", "reads", "target", "warp_wide", "weight", "writes",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -133,6 +119,8 @@ class Segment:
         self.counted_branch = True
         self.live: tuple[int, ...] = ()
         self.live_after: tuple[int, ...] = ()
+        self.reads: frozenset[int] = frozenset()
+        self.writes: frozenset[int] = frozenset()
         self.weight = 0
         self.warp_wide = False
         self.mask: int | None = None
@@ -148,9 +136,10 @@ class Program:
     """A kernel ready to run.
 
     Attributes:
-        zeros: slot and dtype of the registers, which read as 0 until written.
         constants: slot and value of every literal.
+        base: a frame with literals in place and every register 0.
         parameters: (slot, byte offset, dtype) of the kernel parameters that are read.
+        flat: (slot, slot of a launch value): the same value as a 0-d array.
         symbols: (slot, module-scope variable, addend) of the global addresses that are needed.
         launch_values: slot by special register with one value per launch.
         specials: slot by special register with one value per thread.
@@ -160,10 +149,11 @@ class Program:
 
     segments: list[Segment] = field(default_factory=list)
     slots: int = 0
-    zeros: list[tuple[int, np.dtype[Any]]] = field(default_factory=list)
     constants: list[tuple[int, Array]] = field(default_factory=list)
+    base: Frame = field(default_factory=list)
     parameters: list[tuple[int, int, np.dtype[Any]]] = field(default_factory=list)
     symbols: list[tuple[int, str, int]] = field(default_factory=list)
+    flat: list[tuple[int, int]] = field(default_factory=list)
     launch_values: dict[str, int] = field(default_factory=dict)
     specials: dict[str, int] = field(default_factory=dict)
     shared_slot: int | None = None
@@ -199,19 +189,30 @@ class Program:
         return known
 
 
-_PROGRAMS: weakref.WeakKeyDictionary[Module, dict[tuple[str, bool], Program]] = weakref.WeakKeyDictionary()
+ALIGNMENT = 16  # bytes; what a program may assume of a pointer parameter, checked at launch
+_ALIGNMENT_BITS = 4
+_Key = tuple[str, bool, frozenset[int]]
+_PROGRAMS: weakref.WeakKeyDictionary[Module, dict[_Key, Program]] = weakref.WeakKeyDictionary()
 
 
-def program_of(module: Module, kernel: str, *, counting: bool) -> Program:
+def program_of(
+    module: Module, kernel: str, *, counting: bool, aligned: frozenset[int] = frozenset()
+) -> Program:
     """The program of a kernel, lowered on first use and kept as long as the module.
+
+    Args:
+        counting: count instructions and memory traffic.
+        aligned: offsets of the 8-byte parameters whose value is a multiple of `ALIGNMENT`; accesses that are
+            aligned because of that are not checked one by one.
 
     Raises:
         Unsupported: the kernel, or a function it calls, has an instruction that the engine does not execute.
     """
     known = _PROGRAMS.setdefault(module, {})
-    program = known.get((kernel, counting))
+    key = (kernel, counting, aligned)
+    program = known.get(key)
     if program is None:
-        program = known[kernel, counting] = Lowering(module, module.functions[kernel], counting).program
+        program = known[key] = Lowering(module, module.functions[kernel], counting, aligned).program
     return program
 
 
@@ -254,7 +255,7 @@ def _unsupported(item: _Item, what: str = "") -> Unsupported:
 class Lowering:
     """Builds the program of one kernel."""
 
-    def __init__(self, module: Module, kernel: Function, counting: bool) -> None:
+    def __init__(self, module: Module, kernel: Function, counting: bool, aligned: frozenset[int]) -> None:
         self.module = module
         self.kernel = kernel
         self.counting = counting
@@ -264,6 +265,11 @@ class Lowering:
         self.literals: dict[tuple[int, str, int], int] = {}
         self.local_offsets: dict[str, int] = {}
         self.read_count: Counter[str] = Counter()
+        self.write_count: Counter[str] = Counter()
+        self.aligned = aligned
+        self.zero_bits: dict[str, int] = {}  # low bits of a register that are always zero
+        self.fixed: dict[str, int] = {}  # register with one value per launch -> slot of that value, 0-d
+        self.flat: dict[int, int] = {}  # slot of a launch value -> slot of the same as a 0-d array
         self.steps: list[Step] = []
         self.uses: set[int] = set()
         self.defines: set[int] = set()
@@ -274,6 +280,7 @@ class Lowering:
         blocks = self.expand(kernel, _Context(function=kernel, prefix="", arguments={}, depth=0))
         self.check(blocks)
         self.choose_dtypes(blocks)
+        self.zero_bits = self.known_zero_bits(blocks)
         self.build(blocks)
 
     # -- inlining ---------------------------------------------------------------------------------------------
@@ -422,6 +429,7 @@ class Lowering:
         declared: dict[str, str] = {}
         for block in blocks:
             for item in block.items:
+                self.item = item
                 context, instruction = item.context, item.instruction
                 if instruction.predicate is not None:
                     self.note(declared, context, instruction.predicate[0])
@@ -429,6 +437,7 @@ class Lowering:
                 for operand in instruction.dst:
                     for name in registers_in(operand):
                         self.note(declared, context, name)
+                        self.write_count[context.prefix + name] += 1
                     if isinstance(operand, Address):
                         self.read_count.update(context.prefix + n for n in registers_in(operand))
                 for operand in instruction.src:
@@ -456,14 +465,14 @@ class Lowering:
         type_name = context.function.registers.get(name)
         if type_name is not None:
             if type_name == "b128":
-                raise Unsupported("128-bit registers")
+                raise _unsupported(self.item, "128-bit registers")
             declared[context.prefix + name] = type_name
         elif name.startswith("%") and (
             name in _LAUNCH_SPECIALS or name in _THREAD_SPECIALS or name in _CLOCKS
         ):
             self.dtypes[context.prefix + name] = U64 if name in _SPECIAL_64 else U32
         else:
-            raise Unsupported(f"register {name}")
+            raise _unsupported(self.item, f"register {name}")
 
     def typed_operands(self, item: _Item) -> Iterable[tuple[str, np.dtype[Any], int]]:
         """(register, dtype, weight) wherever an instruction demands a type; reading weighs more than writing."""
@@ -499,6 +508,73 @@ class Lowering:
                 for operand in values:
                     for name in registers_in(operand):
                         yield name, DTYPES[token], 1
+
+    def known_zero_bits(self, blocks: list[_Block]) -> dict[str, int]:
+        """Low bits that are zero in every value a register takes, from all its definitions at once."""
+        bits: dict[str, int] = {}
+        definitions: list[tuple[str, _Item]] = []
+        for block in blocks:
+            for item in block.items:
+                for operand in item.instruction.dst:
+                    for name in registers_in(operand):
+                        full = item.context.prefix + name
+                        bits[full] = 64
+                        definitions.append((full, item))
+        changed = True
+        while changed:
+            changed = False
+            for full, item in definitions:
+                found = min(self.zero_bits_of_result(item, bits), 64)
+                if found < bits[full]:
+                    bits[full] = found
+                    changed = True
+        return bits
+
+    def zero_bits_of_result(self, item: _Item, bits: Mapping[str, int]) -> int:
+        instruction = item.instruction
+        parts, family = instruction.parts, instruction.parts[0]
+        if isinstance(instruction.dst[0], Vector) or len(instruction.dst) != 1:
+            return 0
+        if family == "ld":
+            address = instruction.src[0]
+            if parts[1] == "param" and isinstance(address, Address) and isinstance(address.base, Symbol):
+                for param in self.kernel.params if item.context.depth == 0 else ():
+                    if param.name == address.base.name and address.offset == 0 and param.offset in self.aligned:
+                        return _ALIGNMENT_BITS
+            return 0
+        if family not in ("mov", "cvta", "cvt", "add", "sub", "mul", "mad", "shl", "and", "or", "xor", "selp", "neg"):
+            return 0
+        if parts[-1].startswith(("f", "bf")) or "sat" in parts or "hi" in parts:
+            return 0
+        if family == "cvt" and parts[-2].startswith(("f", "bf")):
+            return 0
+        known = [self.zero_bits_of(operand, item, bits) for operand in instruction.src]
+        if family in ("add", "sub", "or", "xor"):
+            return min(known)
+        if family in ("mul", "mad"):
+            return min(known[0] + known[1], *known[2:], 64)
+        if family == "shl":
+            amount = instruction.src[1]
+            return known[0] + (amount.value & 0xFFFFFFFF if isinstance(amount, Immediate) else 0)
+        if family == "and":
+            return max(known)
+        if family == "selp":
+            return min(known[:2])
+        return known[0]
+
+    def zero_bits_of(self, operand: Operand, item: _Item, bits: Mapping[str, int]) -> int:
+        if isinstance(operand, Register):
+            return bits.get(item.context.prefix + operand.name, 0)
+        if isinstance(operand, Immediate):
+            return _trailing_zeros(operand.value)
+        if isinstance(operand, Symbol):
+            offset = self.local_offsets.get(item.context.prefix + operand.name)
+            offset = self.kernel.shared_layout.get(operand.name) if offset is None else offset
+            if offset is not None:
+                return _trailing_zeros(offset + operand.offset)
+            if operand.name in self.module.globals:
+                return min(_trailing_zeros(operand.offset), 8)
+        return 0
 
     # -- slots ------------------------------------------------------------------------------------------------
 
@@ -565,6 +641,9 @@ class Lowering:
     def source(self, operand: Operand, dtype: np.dtype[Any], *, dimensions: int = 1) -> tuple[int, Convert]:
         """Slot of an operand and what turns its value into `dtype` (None: nothing to do)."""
         if isinstance(operand, Register):
+            full = self.item.context.prefix + operand.name
+            if dimensions == 0 and full in self.fixed and self.dtypes[full] == dtype and not operand.negated:
+                return self.fixed[full], None
             slot, stored = self.register(operand.name)
             convert = _reading(stored, dtype)
             if operand.negated:
@@ -710,7 +789,13 @@ class Lowering:
                 segment.kind = FALL
         self.liveness(reads, writes)
         program.registers = len(self.dtypes)
-        program.zeros = [(slot, self.dtypes[name]) for name, slot in self.slots.items() if name in self.dtypes]
+        zeros: dict[np.dtype[Any], Array] = {}
+        program.base = [np.zeros(1, I32)] * program.slots
+        for name, slot in self.slots.items():
+            dtype = self.dtypes.get(name, U32)
+            program.base[slot] = zeros.setdefault(dtype, np.zeros(1, dtype))
+        for slot, value in program.constants:
+            program.base[slot] = value
 
     def control(self, item: _Item, segment: Segment, jumps: list[tuple[Segment, str]]) -> bool:
         """Make a branch, exit or barrier the end of its segment; False if it is none of them after all."""
@@ -782,6 +867,8 @@ class Lowering:
         for segment in segments:
             if segment.kind == BRANCH and segment.predicate not in writes[segment.number]:
                 reads[segment.number].add(segment.predicate)
+        for segment in segments:
+            segment.reads, segment.writes = frozenset(reads[segment.number]), frozenset(writes[segment.number])
         as_bits = [sum(1 << s for s in slots) for slots in reads]
         kill = [sum(1 << s for s in slots) for slots in writes]
         live = [0] * len(segments)
@@ -848,13 +935,31 @@ class Lowering:
         """target = apply(sources), with tokens resolved to dtypes and conversions where storage differs."""
         chosen = self.working_dtypes(target, output, sources)
         slots: list[tuple[int, Convert]] = []
-        literals = sum(isinstance(operand, Immediate) for operand, _ in sources)
+        alike = all(self.is_fixed(operand) for operand, _ in sources)
         for position, (operand, token) in enumerate(sources):
-            # 0-d literals are fastest next to an array, but a result must never be a numpy scalar
-            dimensions = 1 if literals == len(sources) and position == 0 else 0
+            # 0-d values are fastest next to an array, but a result must never be a numpy scalar
+            dimensions = 1 if alike and position == 0 else 0
             slots.append(self.source(operand, chosen.get(token) or DTYPES[token], dimensions=dimensions))
         slot, convert = self.target(target, chosen.get(output) or DTYPES[output])
         self.steps.append(_bound(apply, slot, convert, slots))
+
+    def is_fixed(self, operand: Operand) -> bool:
+        """Whether an operand has one value per launch that is also at hand as a 0-d array."""
+        if isinstance(operand, Register):
+            return self.item.context.prefix + operand.name in self.fixed
+        return isinstance(operand, Immediate)
+
+    def fix(self, target: Operand, slot: int) -> None:
+        """Note that `target` is written only here, with the launch value in `slot`."""
+        if not isinstance(target, Register) or self.item.instruction.predicate is not None:
+            return
+        full = self.item.context.prefix + target.name
+        if self.write_count[full] == 1:
+            flat = self.flat.get(slot)
+            if flat is None:
+                flat = self.flat[slot] = self.new_slot()
+                self.program.flat.append((flat, slot))
+            self.fixed[full] = flat
 
     def working_dtypes(
         self, target: Operand, output: str, sources: list[tuple[Operand, str]]
@@ -899,6 +1004,16 @@ class Lowering:
             slot, convert = self.source(source, dtype)
             to, after = self.target(target, dtype)
             self.steps.append(_bound(convert, to, after, [(slot, None)]))
+            self.pass_on(source, target)
+
+    def pass_on(self, source: Operand, target: Operand) -> None:
+        """A copy of a launch value is a launch value too."""
+        if not isinstance(source, Register) or self.stored_dtype(source) != self.stored_dtype(target):
+            return
+        flat = self.fixed.get(self.item.context.prefix + source.name)
+        if flat is not None:
+            original = next(slot for slot, same in self.flat.items() if same == flat)
+            self.fix(target, original)
 
     def unpack(self, source: Operand, kind: str, target: Vector) -> None:
         """mov.b64 {a, b}, c: the parts of a register, lowest first."""
@@ -998,6 +1113,7 @@ class Lowering:
             slot, convert = self.source(source, self.stored_dtype(instruction.dst[0]) or U64)
             to, after = self.target(instruction.dst[0], self.stored_dtype(instruction.dst[0]) or U64)
             self.steps.append(_bound(convert, to, after, [(slot, None)]))
+            self.pass_on(source, instruction.dst[0])
             return
         constant = np.array(base, U64)
         if parts[1] == "to":
@@ -1085,12 +1201,13 @@ class Lowering:
                 raise UnknownForm
             to, convert = self.target(targets[0], dtype)
             into = to if convert is None else self.new_slot()
-            self.steps.append(self.loader(into, base, offset, CODE[dtype], space))
+            self.steps.append(self.loader(into, base, offset, CODE[dtype], space, self.is_aligned(address, piece)))
             if convert is not None:
                 self.steps.append(_bound(None, to, convert, [(into, None)]))
             return
         whole = self.new_slot()
-        self.steps.append(self.loader(whole, base, offset, _whole_code(nbytes), space))
+        aligned = self.is_aligned(address, nbytes)
+        self.steps.append(self.loader(whole, base, offset, _whole_code(nbytes), space, aligned))
         element = DTYPES[token.replace("w", "u")]
         self.split(whole, element, targets)
 
@@ -1114,14 +1231,22 @@ class Lowering:
 
         self.steps.append(run)
 
-    def loader(self, to: int, base: int, offset: int, code: int, space: str) -> Step:
+    def is_aligned(self, address: Operand, nbytes: int) -> bool:
+        """Whether every address an operand can have is known to be a multiple of the access size."""
+        if not isinstance(address, Address) or address.offset % nbytes:
+            return False
+        if address.base is None:
+            return True
+        return 1 << self.zero_bits_of(address.base, self.item, self.zero_bits) >= nbytes
+
+    def loader(self, to: int, base: int, offset: int, code: int, space: str, aligned: bool) -> Step:
         line = self.item.instruction.line
         if space in ("global", "const"):
-            return memory.load_global(to, base, offset, code, space, line, False)
+            return memory.load_global(to, base, offset, code, space, line, aligned)
         if space == "shared":
-            return memory.load_window(to, base, offset, code, self.shared_slot, space, line)
+            return memory.load_window(to, base, offset, code, self.shared_slot, space, line, aligned)
         if space == "local":
-            return memory.load_window(to, base, offset, code, self.local_slot, space, line)
+            return memory.load_window(to, base, offset, code, self.local_slot, space, line, aligned)
         return memory.load_any(to, base, offset, code, space, line)
 
     def load_parameter(self, address: Address, targets: list[Operand | None], token: str) -> None:
@@ -1143,6 +1268,8 @@ class Lowering:
                 if at < 0 or at + piece > param.bytes:
                     raise UnknownForm
                 slot = self.parameter(param.offset + at, dtype)
+                if self.stored_dtype(target) == dtype:
+                    self.fix(target, slot)
             else:
                 slot = self.call_piece(self.storage(context, name), at, piece)
                 self.uses.add(slot)
@@ -1191,7 +1318,8 @@ class Lowering:
             stored = self.stored_dtype(operand) if operand is not None else None
             dtype = stored if stored is not None and stored.itemsize == piece else _UNSIGNED[piece]
             slot, convert = self.source(operand, dtype)  # type: ignore[arg-type]
-            self.steps.append(self.storer(base, offset, slot, convert, CODE[dtype], space))
+            aligned = self.is_aligned(address, piece)
+            self.steps.append(self.storer(base, offset, slot, convert, CODE[dtype], space, aligned))
             return
         element = _UNSIGNED[piece]
         whole = self.new_slot()
@@ -1207,16 +1335,19 @@ class Lowering:
             frame[whole] = rows.view(dtype).reshape(-1)
 
         self.steps.append(run)
-        self.steps.append(self.storer(base, offset, whole, None, code, space))
+        aligned = self.is_aligned(address, piece * lanes)
+        self.steps.append(self.storer(base, offset, whole, None, code, space, aligned))
 
-    def storer(self, base: int, offset: int, slot: int, convert: Convert, code: int, space: str) -> Step:
+    def storer(
+        self, base: int, offset: int, slot: int, convert: Convert, code: int, space: str, aligned: bool
+    ) -> Step:
         line = self.item.instruction.line
         if space == "global":
-            return memory.store_global(base, offset, slot, convert, code, line, False)
+            return memory.store_global(base, offset, slot, convert, code, line, aligned)
         if space == "shared":
-            return memory.store_window(base, offset, slot, convert, code, self.shared_slot, space, line)
+            return memory.store_window(base, offset, slot, convert, code, self.shared_slot, space, line, aligned)
         if space == "local":
-            return memory.store_window(base, offset, slot, convert, code, self.local_slot, space, line)
+            return memory.store_window(base, offset, slot, convert, code, self.local_slot, space, line, aligned)
         if space != "generic":
             raise UnknownForm
         return memory.store_any(base, offset, slot, convert, code, space, line)
@@ -1296,7 +1427,7 @@ class Lowering:
         self.record("load", "global", base, offset, size.value)
         self.record("store", "shared", to, to_offset, size.value)
         self.steps.append(memory.load_global(value, base, offset, code, "global", line, False))
-        self.steps.append(memory.store_window(to, to_offset, value, None, code, shared, "shared", line))
+        self.steps.append(memory.store_window(to, to_offset, value, None, code, shared, "shared", line, False))
 
     def copy_some(self, item: _Item, to: tuple[int, int], base: tuple[int, int], size: int) -> None:
         """cp.async with a source size or an ignore-source predicate: bytes not read are zero."""
@@ -1327,7 +1458,7 @@ class Lowering:
 
         self.steps.append(run)
         self.steps.append(
-            memory.store_window(to[0], to[1], value, None, _whole_code(size), shared, "shared", line)
+            memory.store_window(to[0], to[1], value, None, _whole_code(size), shared, "shared", line, False)
         )
 
     def lower_nothing(self, item: _Item, segment: Segment) -> None:
@@ -1442,10 +1573,151 @@ class Lowering:
 
     # -- tensor instructions ------------------------------------------------------------------------------------
 
-    def lower_mma(self, item: _Item, segment: Segment) -> None:
-        raise UnknownForm
+    def registers_as(self, operand: Operand, dtype: np.dtype[Any]) -> list[int]:
+        """Slots of a vector operand's elements."""
+        elements = operand.elements if isinstance(operand, Vector) else (operand,)
+        return [self.plain_source(element, dtype) for element in elements if element is not None]
 
-    lower_wmma = lower_ldmatrix = lower_movmatrix = lower_mma
+    def results_as(self, operand: Operand, dtype: np.dtype[Any]) -> tuple[list[int], list[Step]]:
+        """Slots for a vector of results of `dtype`, and the conversions to run afterwards."""
+        elements = operand.elements if isinstance(operand, Vector) else (operand,)
+        slots: list[int] = []
+        after: list[Step] = []
+        for element in elements:
+            if element is None:
+                raise UnknownForm
+            to, convert = self.target(element, dtype)
+            slots.append(to if convert is None else self.new_slot())
+            if convert is not None:
+                after.append(_bound(None, to, convert, [(slots[-1], None)]))
+        return slots, after
+
+    def lower_mma(self, item: _Item, segment: Segment) -> None:
+        """mma.sync.aligned.shape.row.col[.satfinite].d.a.b.c"""
+        instruction = item.instruction
+        parts = instruction.parts
+        kinds = (parts[-4], parts[-3], parts[-2], parts[-1])
+        if parts[1:3] != ("sync", "aligned") or parts[4:6] != ("row", "col") or parts[6:-4] not in ((), ("satfinite",)):
+            raise UnknownForm
+        same_layout = {"s8": "s8", "u8": "s8", "e4m3": "e4m3", "e5m2": "e4m3"}
+        if same_layout.get(kinds[1], kinds[1]) != same_layout.get(kinds[2], kinds[2]):
+            raise UnknownForm
+        places = tensor.fragments(parts[3], kinds[1])
+        if places is None:
+            raise UnknownForm
+        self.product(item, parts[3], kinds, places)
+
+    def product(
+        self, item: _Item, shape: str, kinds: tuple[str, str, str, str],
+        places: tuple[tensor.Places, tensor.Places, tensor.Places],
+    ) -> None:  # fmt: skip
+        instruction = item.instruction
+        accumulators = {"f64": {"f64"}, "tf32": {"f32"}, "bf16": {"f32"}, "s8": {"s32"}, "u8": {"s32"}}
+        if not {kinds[0], kinds[3]} <= accumulators.get(kinds[1], {"f32", "f16"}):
+            raise UnknownForm
+        product = tensor.Product(
+            name=instruction.opcode,
+            kinds=kinds,
+            sizes=tensor.sizes(shape),
+            places=places,
+            saturate="satfinite" in instruction.parts,
+            line=instruction.line,
+        )
+        word = U64 if kinds[0] == "f64" else U32
+        a, b, c = (self.registers_as(operand, word) for operand in instruction.src)
+        d, after = self.results_as(instruction.dst[0], word)
+        for slots, place, kind in ((d, places[2], kinds[0]), (a, places[0], kinds[1]), (b, places[1], kinds[2]),
+                                   (c, places[2], kinds[3])):  # fmt: skip
+            if len(slots) * word.itemsize != place[0].shape[1] * tensor.ELEMENTS[kind].bits.itemsize:
+                raise UnknownForm
+        self.steps.append(tensor.multiply(product, d, a, b, c))
+        self.steps += after
+
+    def lower_wmma(self, item: _Item, segment: Segment) -> None:
+        instruction = item.instruction
+        parts = instruction.parts
+        if parts[1] == "mma":
+            if parts[2:4] != ("sync", "aligned") or not {parts[4], parts[5]} <= {"row", "col"}:
+                raise UnknownForm
+            rest = tuple(p for p in parts[7:] if p != "satfinite")
+            if len(rest) == 2:
+                kinds = (rest[0], "f16", "f16", rest[1])
+            elif len(rest) == 4:
+                kinds = (rest[0], rest[1], rest[2], rest[3])
+            else:
+                raise UnknownForm
+            if not tensor.wmma_registers("a", parts[6], kinds[1]) or kinds[1] != kinds[2]:
+                raise UnknownForm
+            shape = parts[6]
+            places = (
+                tensor.wmma_places("a", shape, kinds[1]),
+                tensor.wmma_places("b", shape, kinds[2]),
+                tensor.wmma_places("c", shape, kinds[3]),
+            )
+            self.product(item, shape, kinds, places)
+            return
+        fragment, layout, shape, kind = parts[2], parts[5], parts[6], parts[-1]
+        space = self.space_of(parts)
+        if parts[3:5] != ("sync", "aligned") or layout not in ("row", "col") or space not in (
+            "global", "shared", "generic"
+        ):  # fmt: skip
+            raise UnknownForm
+        count = tensor.wmma_registers(fragment, shape, kind)
+        word = U64 if kind == "f64" else U32
+        transfer = tensor.Transfer(
+            name=instruction.opcode,
+            shape=tensor.wmma_shape(fragment, shape),
+            kind=kind,
+            by_row=layout == "row",
+            places=tensor.wmma_places(fragment, shape, kind),
+            space=space,
+            line=instruction.line,
+        )
+        base, offset = self.address(instruction.src[0])
+        if parts[1] == "load":
+            stride = self.plain_source(instruction.src[1], U32) if len(instruction.src) > 1 else None
+            slots, after = self.results_as(instruction.dst[0], word)
+            self.steps.append(tensor.wmma_load(transfer, slots, base, offset, stride))
+            self.steps += after
+        else:
+            slots = self.registers_as(instruction.src[1], word)
+            stride = self.plain_source(instruction.src[2], U32) if len(instruction.src) > 2 else None
+            self.steps.append(tensor.wmma_store(transfer, slots, base, offset, stride))
+        if len(slots) != count:
+            raise UnknownForm
+
+    def lower_ldmatrix(self, item: _Item, segment: Segment) -> None:
+        """ldmatrix and stmatrix of 8x8 matrices of 16-bit elements."""
+        instruction = item.instruction
+        parts = instruction.parts
+        matrices = {"x1": 1, "x2": 2, "x4": 4}[parts[4]]
+        known = {"trans", "shared", "shared::cta"}
+        if parts[1:4] != ("sync", "aligned", "m8n8") or set(parts[5:-1]) - known or parts[-1] != "b16":
+            raise UnknownForm
+        space = self.space_of(parts)
+        base, offset = self.address(instruction.src[0])
+        transposed = "trans" in parts
+        if parts[0] == "ldmatrix":
+            slots, after = self.results_as(instruction.dst[0], U32)
+            step = tensor.load_matrices(
+                instruction.opcode, slots, base, offset, transposed, space, instruction.line
+            )
+            self.steps += [step, *after]
+        else:
+            slots = self.registers_as(instruction.src[1], U32)
+            self.steps.append(
+                tensor.store_matrices(instruction.opcode, slots, base, offset, transposed, space, instruction.line)
+            )
+        if len(slots) != matrices:
+            raise UnknownForm
+
+    def lower_movmatrix(self, item: _Item, segment: Segment) -> None:
+        instruction = item.instruction
+        if instruction.parts[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):
+            raise UnknownForm
+        source = self.plain_source(instruction.src[0], U32)
+        slots, after = self.results_as(instruction.dst[0], U32)
+        self.steps += [tensor.transpose_matrix(instruction.opcode, slots[0], source, instruction.line), *after]
 
     # -- calls ------------------------------------------------------------------------------------------------
 
@@ -1484,6 +1756,10 @@ def _bits_of(immediate: Immediate, dtype: np.dtype[Any]) -> int:
     if dtype == BOOL:
         return int(immediate.value != 0)
     return immediate.value
+
+
+def _trailing_zeros(value: int) -> int:
+    return 64 if value == 0 else (value & -value).bit_length() - 1
 
 
 def _viewing(dtype: np.dtype[Any]) -> Callable[[Array], Array]:
@@ -1640,8 +1916,8 @@ def _guarded(
             for step in steps:
                 step(frame, group)
             return
-        chosen = np.flatnonzero(~holds if negated else holds)
-        part = group.part(chosen, live, group.place, frame)
+        chosen = (~holds if negated else holds).nonzero()[0]
+        part = group.subset(chosen, live, frame)
         for step in steps:
             step(part.frame, part)
         for slot in defines:

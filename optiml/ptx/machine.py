@@ -10,7 +10,7 @@ import numpy as np
 
 from optiml.errors import InvalidInput
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder
-from optiml.ptx.lower import Program, program_of
+from optiml.ptx.lower import ALIGNMENT, Program, program_of
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
 from optiml.ptx.native import execute
 from optiml.ptx.native.lowering import NativeProgram
@@ -155,8 +155,8 @@ class Machine:
             InvalidInput: the call does not fit the kernel.
         """
         limits = limits or Limits()
-        function = loaded.module.kernels.get(kernel)
-        if function is None:
+        function = loaded.module.functions.get(kernel)
+        if function is None or not function.kernel:
             raise InvalidInput(f"the module has no kernel {kernel!r}")
         total = _check_call(function, grid, block, shared_bytes, args)
         if not checks <= set(execute.CHECKS):
@@ -170,7 +170,12 @@ class Machine:
                 native, loaded, grid=grid, block=block, shared=shared, dynamic=shared_bytes, total=total,
                 parameters=parameters, count=count, blocks=blocks, limits=limits, checks=checks,
             )  # fmt: skip
-        program = program_of(loaded.module, kernel, counting=count)
+        aligned = frozenset(
+            param.offset
+            for param, value in zip(function.params, args, strict=True)
+            if len(value) == 8 and value[0] % ALIGNMENT == 0
+        )
+        program = program_of(loaded.module, kernel, counting=count, aligned=aligned)
         recorder = None
         if count:
             share = limits.l1_bytes // max(1, limits.resident_blocks)
@@ -220,7 +225,9 @@ class Machine:
                 program=native,
                 allocations=self._memory,
                 parameters=parameters,
-                values=_launch_values(grid, block, shared, dynamic),
+                values={
+                    name: _launch_value(name, grid, block, shared, dynamic) for name in native.program.launch_values
+                },
                 addresses=addresses,
                 grid=grid,
                 block=block,
@@ -271,40 +278,42 @@ def _parameter_area(function: Function, args: Sequence[bytes]) -> bytes:
     return bytes(area)
 
 
+# special registers with a value that no program should depend on, and those of a cluster of one block
+_FIXED = {
+    "%nwarpid": 64, "%smid": 0, "%nsmid": 108, "%gridid": 1, "%WARP_SZ": WARP, "%cluster_nctaid": 1,
+    "%cluster_ctaid": 0, "%cluster_ctarank": 0, "%cluster_nctarank": 1,
+}  # fmt: skip
+
+
 def _template(
     program: Program, loaded: LoadedModule, parameters: bytes, grid: tuple[int, int, int],
     block: tuple[int, int, int], shared: int, dynamic: int,
 ) -> list[Any]:  # fmt: skip
     """The frame every group starts from: literals, parameters, addresses and launch geometry."""
-    frame: list[Any] = [np.zeros(1, np.int32)] * program.slots
-    for slot, dtype in program.zeros:
-        frame[slot] = np.zeros(1, dtype)
-    for slot, value in program.constants:
-        frame[slot] = value
+    frame = program.base.copy()
     for slot, offset, dtype in program.parameters:
         frame[slot] = np.frombuffer(parameters[offset : offset + dtype.itemsize], dtype).copy()
     for slot, name, addend in program.symbols:
         frame[slot] = np.array([loaded.address(name) + addend], np.uint64)
-    values = _launch_values(grid, block, shared, dynamic)
     for name, slot in program.launch_values.items():
-        frame[slot] = np.array([values[name]], np.uint64 if name == "%gridid" else np.uint32)
+        value = _launch_value(name, grid, block, shared, dynamic)
+        frame[slot] = np.array([value], np.uint64 if name == "%gridid" else np.uint32)
+    for slot, original in program.flat:
+        frame[slot] = frame[original].reshape(())
     return frame
 
 
-def _launch_values(
-    grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, dynamic: int
-) -> dict[str, int]:
-    """Special registers with one value per launch."""
-    values = {f"%ntid.{axis}": size for axis, size in zip("xyz", block, strict=True)}
-    for axis, size in zip("xyz", grid, strict=True):
-        values[f"%nctaid.{axis}"] = values[f"%nclusterid.{axis}"] = size
-        values[f"%cluster_nctaid.{axis}"] = 1
-        values[f"%cluster_ctaid.{axis}"] = 0
-    values |= {
-        "%nwarpid": 64, "%smid": 0, "%nsmid": 108, "%gridid": 1, "%dynamic_smem_size": dynamic,
-        "%total_smem_size": shared, "%cluster_ctarank": 0, "%cluster_nctarank": 1, "%WARP_SZ": WARP,
-    }  # fmt: skip
-    return values
+def _launch_value(
+    name: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, dynamic: int
+) -> int:
+    """A special register with one value per launch."""
+    if name.startswith("%ntid"):
+        return block["xyz".index(name[-1])]
+    if name.startswith(("%nctaid", "%nclusterid")):
+        return grid["xyz".index(name[-1])]
+    if name.endswith("_smem_size"):
+        return dynamic if name.startswith("%dynamic") else shared
+    return _FIXED[name.split(".")[0]]
 
 
 def _batches(

@@ -346,9 +346,13 @@ def store_global(
 
 
 def shared_index(
-    size: int, offset: int, start_slot: int, space: str
+    size: int, offset: int, start_slot: int, space: str, aligned: bool
 ) -> Callable[[list[Array], Array, Group], Array | None]:
-    """A function from addresses in shared or local memory to element indices (int64), or None if a check failed."""
+    """A function from addresses in shared or local memory to element indices (int64), or None if a check failed.
+
+    With a single block, whose memory is exactly the array, numpy's own bounds check is enough for aligned accesses;
+    addresses are unsigned, so none becomes a negative index.
+    """
     shift = _SHIFTS_I64[size]
     mask = size - 1
     shared = space == "shared"
@@ -356,13 +360,17 @@ def shared_index(
     def index(frame: list[Array], addresses: Array, group: Group) -> Array | None:
         if offset:
             addresses = offset_address(addresses, offset)
+        start = frame[start_slot]
+        if start is UNIFORM_ZERO and aligned:
+            if addresses.dtype is U64:
+                return _shift(addresses, _SHIFTS[size]).view(I64)
+            return _shift(addresses.astype(I64), shift)
         batch = group.batch
         limit = (batch.shared_bytes if shared else batch.local_bytes) - size
         bits = int(_or(addresses))
-        if bits & mask or ((bits > limit or bits < 0) and not 0 <= _bounds(addresses) <= limit):
+        if bits & mask or (bits > limit and int(addresses.max()) > limit):
             return None
         relative = addresses.astype(I64)
-        start = frame[start_slot]
         if start is not UNIFORM_ZERO:
             relative = _add(relative, start)
         return _shift(relative, shift) if mask else relative
@@ -370,37 +378,34 @@ def shared_index(
     return index
 
 
-def _bounds(addresses: Array) -> int:
-    """The largest address, or -1 if one is negative."""
-    largest, smallest = int(addresses.max()), int(addresses.min())
-    return -1 if smallest < 0 else largest
-
-
 def load_window(
-    target: int, source: int, offset: int, code: int, start_slot: int, space: str, line: int | None
+    target: int, source: int, offset: int, code: int, start_slot: int, space: str, line: int | None, aligned: bool
 ) -> Step:
     """frame[target] = shared or local memory at frame[source] + offset."""
-    index = shared_index(VIEW_DTYPES[code].itemsize, offset, start_slot, space)
+    index = shared_index(VIEW_DTYPES[code].itemsize, offset, start_slot, space, aligned)
     shared = space == "shared"
 
     def run(frame: list[Array], group: Group) -> None:
         addresses = frame[source]
         found = index(frame, addresses, group)
-        if found is None:
-            frame[target] = gather(group, offset_address(addresses, offset), code, space, line)
-            return
-        batch = group.batch
-        frame[target] = (batch.shared_views if shared else batch.local_views)[code].take(found)
+        if found is not None:
+            batch = group.batch
+            try:
+                frame[target] = (batch.shared_views if shared else batch.local_views)[code].take(found)
+                return
+            except IndexError:
+                pass
+        frame[target] = gather(group, offset_address(addresses, offset), code, space, line)
 
     return run
 
 
 def store_window(
     address: int, offset: int, source: int, convert: Callable[[Array], Array] | None, code: int, start_slot: int,
-    space: str, line: int | None,
+    space: str, line: int | None, aligned: bool,
 ) -> Step:  # fmt: skip
     """Shared or local memory at frame[address] + offset = frame[source]; the last thread wins."""
-    index = shared_index(VIEW_DTYPES[code].itemsize, offset, start_slot, space)
+    index = shared_index(VIEW_DTYPES[code].itemsize, offset, start_slot, space, aligned)
     shared = space == "shared"
 
     def run(frame: list[Array], group: Group) -> None:
@@ -409,12 +414,15 @@ def store_window(
         if convert is not None:
             values = convert(values)
         found = index(frame, addresses, group)
-        if found is None:
-            scatter(group, offset_address(addresses, offset), values, code, space, line)
-            return
-        batch = group.batch
-        views = batch.shared_views if shared else batch.local_views
-        views[code][found] = values if len(found) > 1 else values[-1:]
+        if found is not None:
+            batch = group.batch
+            views = batch.shared_views if shared else batch.local_views
+            try:
+                views[code][found] = values if len(found) > 1 else values[-1:]
+                return
+            except IndexError:
+                pass
+        scatter(group, offset_address(addresses, offset), values, code, space, line)
 
     return run
 

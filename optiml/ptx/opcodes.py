@@ -691,18 +691,21 @@ EFFECTS: Mapping[str, str] = MappingProxyType(
         "fence": "nothing", "nanosleep": "pause", "pmevent": "nothing", "discard": "nothing",
         "applypriority": "nothing", "createpolicy": "policy", "trap": "trap", "brkpt": "trap", "shfl": "shuffle",
         "vote": "vote", "match": "match", "redux": "redux", "activemask": "activemask", "elect": "elect",
-        "mma": "mma", "wmma": "wmma", "ldmatrix": "ldmatrix", "movmatrix": "movmatrix", "call": "builtin_call",
+        "mma": "mma", "wmma": "wmma", "ldmatrix": "ldmatrix", "stmatrix": "ldmatrix",
+        "movmatrix": "movmatrix", "call": "builtin_call",
         "griddepcontrol": "nothing",
     }
 )  # fmt: skip
 
 # Families that only make sense for a whole warp at once: the lowering starts a new segment before each.
-WARP_FAMILIES = frozenset({"shfl", "vote", "match", "redux", "mma", "wmma", "ldmatrix", "movmatrix", "elect"})
+WARP_FAMILIES = frozenset(
+    {"shfl", "vote", "match", "redux", "mma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "elect"}
+)
 CONTROL = frozenset({"bra", "brx", "ret", "exit", "bar", "barrier"})
 
 CLASSES = ("fadd", "fmul", "ffma", "fp64", "fp16", "sfu", "int", "cvt", "control", "memory", "tensor", "other")
 _MEMORY = frozenset({"ld", "ldu", "st", "atom", "red", "cp", "prefetch", "prefetchu", "membar", "fence", "discard",
-                     "applypriority", "ldmatrix"})  # fmt: skip
+                     "applypriority", "ldmatrix", "stmatrix"})  # fmt: skip
 _CONTROL = frozenset({"bra", "brx", "ret", "exit", "bar", "barrier", "call", "nanosleep", "trap", "brkpt"})
 
 

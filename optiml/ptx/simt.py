@@ -36,6 +36,7 @@ FALL, JUMP, BRANCH, EXIT, BARRIER = range(5)
 # A loop that polls memory gives way after this many segments while other groups wait, any other loop much later;
 # the group that gets its turn then keeps it for HOLD segments.
 POLL_SLICE, POLL_SLICE_NEXT, LONG_SLICE, HOLD = 256, 16, 50_000, 256
+MAX_DEPTH = 4  # of lazy groups within lazy groups
 CHECK_EVERY = 1 << 14  # warp instructions between two looks at the clock
 POISON = 0x7FFFDEAD  # what a shuffle from a thread that is not there returns: a NaN, and no plausible integer
 
@@ -43,13 +44,22 @@ POISON = 0x7FFFDEAD  # what a shuffle from a thread that is not there returns: a
 class Group:
     """Threads that execute together.
 
+    A group that a branch made is lazy: its registers stay in the frame of the group it was part of until an
+    instruction reads them. When the parts of that group meet again, only what they have written must be put together.
+
     Attributes:
         lanes: `[n]` int64 slots, ascending.
         frame: registers; each `[n]` or `[1]`.
         place: index of the segment to run next.
+        parent, chosen: the group this one is part of and the positions of its threads there; None if it stands alone.
+        pending: registers still to be taken from the parent.
+        written: registers set since then.
     """
 
-    __slots__ = ("batch", "frame", "full_rows", "lanes", "memory", "n", "place", "position", "rows", "warps", "whole")
+    __slots__ = (
+        "batch", "chosen", "depth", "frame", "full_rows", "lanes", "memory", "n", "parent", "pending", "place",
+        "position", "rows", "warps", "whole", "written",
+    )  # fmt: skip
 
     def __init__(self, batch: Batch, lanes: Array, frame: Frame, place: int) -> None:
         self.batch = batch
@@ -63,6 +73,11 @@ class Group:
         self.rows: Array = None  # warp numbers, ascending
         self.position: Array = None  # index of each thread in a [warps, 32] matrix; None if that is the identity
         self.full_rows = False
+        self.parent: Group | None = None
+        self.chosen: Array = None
+        self.depth = 0
+        self.pending: set[int] = set()
+        self.written: set[int] = set()
 
     def count_warps(self) -> int:
         """Number of distinct warps among the threads."""
@@ -121,35 +136,115 @@ class Group:
         out[self.position] = True
         return out.reshape(-1, WARP)
 
+    def register(self, slot: int) -> Array:
+        """The value of a register, fetched from the parent if need be."""
+        if slot in self.pending:
+            assert self.parent is not None
+            value = self.parent.register(slot)
+            if len(value) != 1:
+                value = value.take(self.chosen)
+            self.frame[slot] = value
+            self.pending.discard(slot)
+            return value
+        return self.frame[slot]
+
     def part(self, chosen: Array, live: Sequence[int], place: int, template: Frame) -> Group:
-        """A new group of the threads at positions `chosen`, with the registers `live`."""
+        """A lazy group of the threads at positions `chosen`, which will need the registers `live`."""
+        group = Group(self.batch, self.lanes.take(chosen), template.copy(), place)
+        group.parent = self
+        group.chosen = chosen
+        group.pending = set(live)
+        group.depth = self.depth + 1
+        if group.depth > MAX_DEPTH:
+            for slot in live:
+                group.register(slot)
+            group.parent, group.chosen, group.depth = None, None, 0
+        return group
+
+    def subset(self, chosen: Array, live: Sequence[int], template: Frame) -> Group:
+        """The threads at positions `chosen` with the registers `live`, for one guarded instruction."""
         frame = template.copy()
         mine = self.frame
         for slot in live:
             value = mine[slot]
             frame[slot] = value if len(value) == 1 else value.take(chosen)
-        return Group(self.batch, self.lanes.take(chosen), frame, place)
+        return Group(self.batch, self.lanes.take(chosen), frame, self.place)
 
 
 def merge(groups: list[Group], live: Sequence[int], template: Frame) -> Group:
     """One group of the threads of several that stand at the same place."""
+    while len(groups) > 1:
+        family: dict[int, list[Group]] = {}
+        for group in groups:
+            family.setdefault(id(group.parent), []).append(group)
+        whole = next(
+            (parts for parts in family.values()
+             if parts[0].parent is not None and sum(p.n for p in parts) == parts[0].parent.n), None
+        )  # fmt: skip
+        if whole is None:
+            break
+        groups = [group for group in groups if group not in whole]
+        groups.append(_rejoined(whole, live))
+    return groups[0] if len(groups) == 1 else _concatenated(groups, live, template)
+
+
+def _shared_value(values: list[Array]) -> Array:
+    """The value that all arrays hold if each has one entry and all are equal, else None."""
+    first = values[0]
+    if any(len(v) != 1 for v in values):
+        return None
+    if all(v is first for v in values):
+        return first
+    bits = first.tobytes()
+    return first if all(v.tobytes() == bits for v in values) else None
+
+
+def _rejoined(parts: list[Group], live: Sequence[int]) -> Group:
+    """The parent of `parts`, which are all of its threads, with what they have written since they parted."""
+    parent = parts[0].parent
+    assert parent is not None
+    frame = parent.frame.copy()
+    group = Group(parent.batch, parent.lanes, frame, parts[0].place)
+    group.parent, group.chosen, group.depth = parent.parent, parent.chosen, parent.depth
+    group.whole = parent.whole
+    group.warps, group.rows, group.position, group.full_rows = (
+        parent.warps, parent.rows, parent.position, parent.full_rows
+    )  # fmt: skip
+    written = set().union(*[part.written for part in parts])
+    for slot in written.intersection(live):
+        writers = [part for part in parts if slot in part.written]
+        if len(writers) == len(parts):
+            shared = _shared_value([part.frame[slot] for part in parts])
+            if shared is not None:
+                frame[slot] = shared
+                continue
+            wide = np.empty(parent.n, parts[0].frame[slot].dtype)
+        else:
+            old = parent.register(slot)
+            wide = old.copy() if len(old) == parent.n else np.full(parent.n, old[0], old.dtype)
+        for part in writers:
+            wide[part.chosen] = part.frame[slot]
+        frame[slot] = wide
+    group.pending = parent.pending - written
+    if group.parent is not None:
+        group.pending.intersection_update(live)
+        group.written = parent.written | written
+    return group
+
+
+def _concatenated(groups: list[Group], live: Sequence[int], template: Frame) -> Group:
     lanes = np.concatenate([g.lanes for g in groups])
     order = np.argsort(lanes, kind="stable")
     frame = template.copy()
     total = len(lanes)
     ordered = not np.count_nonzero(order[1:] < order[:-1])
     for slot in live:
-        values = [g.frame[slot] for g in groups]
-        first = values[0]
-        if len(first) == 1:
-            if all(v is first for v in values):
-                frame[slot] = first
-                continue
-            bits = first.tobytes()
-            if all(len(v) == 1 and v.tobytes() == bits for v in values):
-                frame[slot] = first
-                continue
-        wide = np.empty(total, first.dtype)
+        values = [g.register(slot) for g in groups]
+        shared = _shared_value(values)
+        if shared is not None:
+            frame[slot] = shared
+            continue
+        wide = np.empty(total, values[0].dtype)
         start = 0
         for g, v in zip(groups, values, strict=True):
             wide[start : start + g.n] = v
@@ -168,6 +263,14 @@ class Waiting:
         self.segment = segment
         self.call = call
         self.number = number
+
+
+_NOTHING = typed_views(np.zeros(0, np.uint8))
+
+
+def _fresh(nbytes: int) -> list[Array]:
+    """Views of new memory, filled with a pattern that is NaN as a float and -1 as an integer."""
+    return typed_views(np.full(nbytes, 0xFF, np.uint8)) if nbytes else _NOTHING
 
 
 class Batch:
@@ -208,14 +311,12 @@ class Batch:
         count = len(blocks)
         self.shared_bytes = shared_bytes
         self.shared_pitch = -(-shared_bytes // 16) * 16
-        shared = np.full(self.shared_pitch * count, 0xFF, np.uint8)
         # one block: views end where its memory ends, so that numpy's own check sees the limit
-        self.shared_views = typed_views(shared[:shared_bytes] if count == 1 else shared)
+        self.shared_views = _fresh(shared_bytes if count == 1 else self.shared_pitch * count)
         self.local_bytes = program.local_bytes
         self.local_pitch = -(-program.local_bytes // 16) * 16
-        self.local_views = typed_views(np.full(self.local_pitch * count * self.pitch, 0xFF, np.uint8))
+        self.local_views = _fresh(self.local_pitch * count * self.pitch)
         self.parameters = parameters
-        self.parameter_views = typed_views(np.frombuffer(parameters, np.uint8).copy())
         self.alive = np.zeros(count * self.pitch, bool)
         self.alive.reshape(count, self.pitch)[:, : self.threads] = True
         self.living = count * self.threads
@@ -228,6 +329,11 @@ class Batch:
         self.polled = False  # the running group read memory that others may change
         self.poll_slice = POLL_SLICE
         self.ticks = 0
+
+    @property
+    def parameter_views(self) -> list[Array]:
+        """The parameter area by element type, for the rare kernel that indexes its parameters."""
+        return typed_views(np.frombuffer(self.parameters, np.uint8))
 
     # -- geometry ---------------------------------------------------------------------------------------------
 
@@ -347,16 +453,24 @@ class Batch:
         while True:
             assert group is not None
             segment = segments[group.place]
+            if group.pending:
+                for slot in group.pending & segment.reads:
+                    group.register(slot)
             if segment.warp_wide and not group.whole and not forced:
                 group = self.gather_warps(group, segment)
                 if group is None:
                     return
+                for slot in group.pending & segment.reads:
+                    group.register(slot)
             forced = False
             frame = group.frame
             if recorder is not None:
                 recorder.segment(segment, group)
             for operation in segment.operations:
                 operation(frame, group)
+            if group.parent is not None:
+                group.pending -= segment.writes
+                group.written |= segment.writes
             budget.left -= segment.weight * ((group.n + 31) >> 5)
             if budget.left < 0:
                 budget.check(group, segment)
@@ -408,7 +522,7 @@ class Batch:
         segments = self.program.segments
         for chosen, place in ((goes, segment.target), (~goes, group.place + 1)):
             ending = segments[place].exits
-            part = group.part(np.flatnonzero(chosen), () if ending else segments[place].live, place, self.template)
+            part = group.part(chosen.nonzero()[0], () if ending else segments[place].live, place, self.template)
             if ending:
                 if self.recorder is not None:
                     self.recorder.leave(segments[place], part)
@@ -559,7 +673,7 @@ class Batch:
         sizes = np.zeros(count, np.int64)
         for entry in entries:
             where = entry.group.lanes // self.pitch
-            values = np.broadcast_to(entry.group.frame[entry.call.source], entry.group.n) != entry.call.negated
+            values = np.broadcast_to(entry.group.register(entry.call.source), entry.group.n) != entry.call.negated
             sizes += np.bincount(where, minlength=count)
             totals += np.bincount(where, weights=values, minlength=count).astype(np.int64)
         for entry in entries:
@@ -570,6 +684,7 @@ class Batch:
             else:
                 result = ((totals == sizes) if operation == "and" else (totals > 0))[where]
             entry.group.frame[entry.call.target] = result
+            entry.group.pending.discard(entry.call.target)
 
     def exit(self, group: Group, segment: Segment) -> None:
         """Threads end after `segment`; barriers no longer wait for them."""

@@ -25,6 +25,7 @@ from optiml.search.edit import (
     LOAD_REQUESTS,
     LOAD_SECTORS,
     STORE_SECTORS,
+    WARPS_ACTIVE,
 )
 from optiml.search.judge import diagnose
 from optiml.search.tree import Node, Tree
@@ -99,11 +100,15 @@ def explain(root: Node, best: Node) -> tuple[str, ...]:
         return ("No edit lowered the time: the input kernel is the answer.",)
     before, after = _profile(root), _profile(best)
     falls = falls_of(root, best)
-    sentences = [
-        f"{LABELS[item.metric][0]} ({item.metric}) fell from {_number(item.before)} to {_number(item.after)} "
-        f"(x{_number(item.after / item.before)}), because {_clause(item.step.rationale)}."
-        for item in falls[:SENTENCES]
-    ]
+    sentences = (
+        _rises(before, after)
+        if not falls
+        else [
+            f"{LABELS[item.metric][0]} ({item.metric}) fell from {_number(item.before)} to {_number(item.after)} "
+            f"(x{_number(item.after / item.before)}), because {_clause(item.step.rationale)}."
+            for item in falls[:SENTENCES]
+        ]
+    )
     if before is not None and after is not None:
         sentences.append(
             f"The {after.time.source} time fell from {_number(before.time.median_us)} to "
@@ -111,6 +116,18 @@ def explain(root: Node, best: Node) -> tuple[str, ...]:
             f"the kernel was {before.bottleneck.kind}-bound and is now {after.bottleneck.kind}-bound."
         )
     return tuple(sentences)
+
+
+def _rises(before: Profile | None, after: Profile | None) -> list[str]:
+    """Where no work fell: what keeps the GPU busier."""
+    was = None if before is None else before.metrics.get(WARPS_ACTIVE)
+    now = None if after is None else after.metrics.get(WARPS_ACTIVE)
+    if was is None or now is None or now <= was * (1.0 + CHANGED):
+        return []
+    return [
+        f"Active warps ({WARPS_ACTIVE}) rose from {_number(was)} to {_number(now)} % of the peak "
+        f"(x{_number(now / was) if was else 'inf'}), so more loads and instructions are in flight."
+    ]
 
 
 def falls_of(root: Node, best: Node) -> list[Fall]:

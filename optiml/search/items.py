@@ -110,7 +110,7 @@ def _guarded(site: Site) -> ItemKernel | None:
         return None
     statements = named(site.function.body)
     guards = [item for item in statements if item.type == "if_statement" and _compares(item, index.name)]
-    if len(guards) != 1 or guards[0].child_by_field_name("alternative") is not None:
+    if not guards or guards[0].child_by_field_name("alternative") is not None:
         return None
     guard = guards[0]
     between = [item for item in statements if index.declaration.end_byte <= item.start_byte < guard.start_byte]

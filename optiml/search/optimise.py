@@ -6,7 +6,6 @@ evaluated twice and the budget stays exact. All choices follow from the spec's s
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ from optiml.search.tree import MAX_DEPTH, Node, Tree
 
 CATALOGUE_EDIT = "swap_strategy"
 FINALISTS = 3
+MOST_REFUSED = 6  # confirmations that may fail before the search keeps the input
+CONFIRMATIONS = 2  # runs of the final check, if the first one ended without saying anything of the kernel
 SMALL_BUDGET = 16  # evaluations up to which the root's best proposals are tried first, then halved
 PATIENCE = 12  # evaluations without a gain of at least GAIN before the search gives up; half the budget if that is more
 GAIN = 0.01
@@ -46,8 +47,8 @@ PROMISE = 0.8  # reward that the judge's best score promises over its neutral on
 SIBLING_DISCOUNT = 0.5  # of a proposal's prior, for each live sibling made by the same edit
 ANCESTOR_DISCOUNT = 0.5  # of a proposal's prior, for each step of the path made by the same edit
 OUTCOME_DISCOUNT = 0.6  # of a proposal's prior, for each earlier failure or loss of the same edit in this run
+USELESS = 0.001  # a step that lowers the time by less changed nothing
 LEAST_REWARD_GAIN = 0.005  # below which a child is no better than its parent
-SAME_TIME = 0.0005  # relative; of kernels this close the one with the shorter path is preferred
 
 Depth = Literal["reduced", "full", "confirm"]
 Purpose = Literal["input", "node", "finalist", "confirm"]
@@ -160,6 +161,9 @@ class Search:
             if node is not None:
                 return self._task(node, "reduced")
             reason = "no untried edit is left"
+        shorter = self._shorter_path() if self.evaluations < self.spec.evaluations else None
+        if shorter is not None:
+            return self._task(self._add(*shorter), "reduced")
         return self._ask_finalist(reason)
 
     def _ask_finalist(self, reason: str) -> Task | None:
@@ -167,14 +171,11 @@ class Search:
         for node in self._fastest(FINALISTS):
             if node.full is None:
                 return self._task(node, "full")
-        while True:
-            leader = self._leader()
-            if leader.index == 0 or leader.confirmed is not None:
-                self._end("finished", reason)
-                return None
-            if leader.full is None:
-                return self._task(leader, "full")
-            return self._task(leader, "confirm")
+        leader = self._leader()
+        if leader.index == 0 or (leader.confirmed is not None and not _may_be_asked_again(leader)):
+            self._end("finished", reason)
+            return None
+        return self._task(leader, "full" if leader.full is None else "confirm")
 
     def _task(self, node: Node, depth: Depth) -> Task:
         purpose: Purpose = "finalist" if depth == "full" else "confirm" if depth == "confirm" else "node"
@@ -378,6 +379,28 @@ class Search:
             prior=ranked.prior, judge_score=ranked.judge_score,
         )  # fmt: skip
 
+    def _shorter_path(self) -> tuple[Node, Ranked] | None:
+        """The next kernel of the leader's path without the steps that changed nothing, if it is not in the tree.
+
+        Asked once the search itself is over: what is left of the budget goes into an answer that is easier to read.
+        """
+        node = self.tree.root
+        for step in self._leader().path()[1:]:
+            if step.parent is None or step.time_us > step.parent.time_us * (1.0 - USELESS):
+                continue
+            made = [item for item in node.children if (item.edit, item.rationale) == (step.edit, step.rationale)]
+            if made:
+                node = made[0]
+                if node.state != "open":
+                    return None
+                continue
+            if node.state != "open" or node.depth >= MAX_DEPTH:
+                return None
+            offered = [pair[0] for pair in self._fresh(node)]
+            same = [item for item in offered if (item.edit, item.rationale) == (step.edit, step.rationale)]
+            return (node, same[0]) if same else None
+        return None
+
     # --- stopping ----------------------------------------------------------------------------------------------------
     @property
     def evaluations(self) -> int:
@@ -411,14 +434,23 @@ class Search:
         return None
 
     def _fastest(self, count: int) -> list[Node]:
-        """The fastest kernels that beat the input and that nothing has spoken against, fastest first."""
+        """The best kernels that beat the input and that nothing has spoken against, in the order of `_preferred`."""
         root = self.tree.root
         better = [
             node for node in self.tree.accepted() if node.index and _stands(node) and node.time_us < root.time_us
         ]  # fmt: skip
-        return sorted(better, key=_by_time)[:count]
+        chosen: list[Node] = []
+        while better and len(chosen) < count:
+            leader = _preferred(better)
+            better.remove(leader)
+            chosen.append(leader)
+        return chosen
 
     def _leader(self) -> Node:
+        """The best kernel; the input once so many kernels failed their confirmation that the device is in doubt."""
+        refused = sum(node.confirmed is not None and not _stands(node) for node in self.tree.nodes)
+        if refused >= MOST_REFUSED:
+            return next((node for node in self._fastest(len(self.tree.nodes)) if node.confirmed), self.tree.root)
         return next(iter(self._fastest(1)), self.tree.root)
 
     def _end(self, status: RunStatus, reason: str) -> None:
@@ -532,14 +564,26 @@ def _told(task: Task, evaluation: Evaluation) -> str:
     return f"{what}: {evaluation.profile.time.median_us:.4g} us ({evaluation.profile.time.source})"
 
 
-def _by_time(node: Node) -> tuple[int, int, float, int]:
-    """Order of answers: the faster, of equally fast ones the shorter path, then the earlier."""
-    return round(math.log(node.time_us) / SAME_TIME), node.depth, node.time_us, node.index
+def _may_be_asked_again(node: Node) -> bool:
+    """Whether a confirmation said nothing of the kernel (a process that died), and was tried only once."""
+    confirmed = node.confirmed
+    return confirmed is not None and confirmed.verdict.status == "unverified" and node.confirmations < CONFIRMATIONS
+
+
+def _preferred(nodes: Sequence[Node]) -> Node:
+    """The fastest; of those that are less than 1 % slower the one with the shortest path, then the fastest of them.
+
+    Source of the 1 %: design note on search, §3.5. Steps that bring less are not worth a reader's time.
+    """
+    least = min(node.time_us for node in nodes)
+    alike = [node for node in nodes if node.time_us <= least * (1.0 + GAIN)]
+    return min(alike, key=lambda node: (node.depth, node.time_us, node.index))
 
 
 def _stands(node: Node) -> bool:
     """Accepted wherever it was checked, at L1 where a full check ran."""
-    checks = [item for item in (node.full, node.confirmed) if item is not None]
+    confirmed = None if _may_be_asked_again(node) else node.confirmed
+    checks = [item for item in (node.full, confirmed) if item is not None]
     return node.state == "open" and all(
         item.verdict.status == "accepted" and "L1" in item.verdict.levels for item in checks
     )  # fmt: skip

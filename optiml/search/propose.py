@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,12 @@ import numpy as np
 from optiml.codec import encode, kernel_id
 from optiml.diffs import make_diff
 from optiml.records import ExpectedChange, Kernel, Problem, Suggestion
-from optiml.search.edit import Edit, EditContext
+from optiml.search.edit import Edit, EditContext, Proposal
 from optiml.search.judge import score_expected
 from optiml.search.puct import priors
+from optiml.search.source import OverlappingChanges
+
+LOG = logging.getLogger(__name__)
 
 JITTER = 0.02  # of seeded noise on the judge's score: equal proposals are tried in an order that the seed decides
 
@@ -51,7 +55,7 @@ def propose(context: EditContext, edits: Sequence[Edit], *, seed: str) -> tuple[
     found: dict[str, tuple[Edit, Kernel, str, tuple[ExpectedChange, ...], float]] = {}
     noise = random.Random(seed)
     for edit in edits:
-        for proposal in edit.propose(context):
+        for proposal in _proposals(edit, context):
             identity = kernel_id(proposal.kernel)
             if identity == own or identity in found:
                 continue
@@ -67,6 +71,14 @@ def propose(context: EditContext, edits: Sequence[Edit], *, seed: str) -> tuple[
         for (identity, (edit, kernel, rationale, expected, score)), weight in zip(found.items(), weights, strict=True)
     ]  # fmt: skip
     return tuple(sorted(ranked, key=lambda item: (-item.prior, item.edit, item.kernel_id)))
+
+
+def _proposals(edit: Edit, context: EditContext) -> tuple[Proposal, ...]:
+    try:
+        return tuple(edit.propose(context))
+    except OverlappingChanges as error:
+        LOG.warning("the edit %s is left out for this kernel: %s", edit.name, error)
+        return ()
 
 
 def suggest(context: EditContext, edits: Sequence[Edit], *, limit: int = 3) -> tuple[Suggestion, ...]:

@@ -34,6 +34,10 @@ WARP_CALLS = ("__shfl", "__ballot", "__any", "__all", "__activemask", "__match",
 Change = tuple[int, int, str]  # start byte, end byte, new text
 
 
+class OverlappingChanges(ValueError):
+    """An edit wanted to replace the same text twice: it did not understand the source."""
+
+
 # --- nodes -----------------------------------------------------------------------------------------------------------
 def text_of(node: Node) -> str:
     """The source text of a node."""
@@ -264,12 +268,12 @@ class CudaSource:
         """The text with every change applied.
 
         Raises:
-            ValueError: two changes overlap.
+            OverlappingChanges: two changes touch the same text.
         """
         data, at = self.data, len(self.data) + 1
         for start, end, new in sorted(changes, key=lambda item: (item[0], item[1]), reverse=True):
             if end > at:
-                raise ValueError(f"changes overlap at byte {start}")
+                raise OverlappingChanges(f"changes overlap at byte {start}")
             data, at = data[:start] + new.encode("utf-8") + data[end:], start
         return data.decode("utf-8")
 
@@ -480,6 +484,11 @@ class Site:
             argument = node.child_by_field_name("argument")
             if argument is not None:
                 return poly.add(poly.ZERO, self.polynomial(argument, depth=depth), sign=-1)
+        if node.type == "subscript_expression":
+            base, indices = node.child_by_field_name("argument"), node.child_by_field_name("indices")
+            if base is not None and indices is not None and len(named(indices)) == 1:
+                inside = poly.canonical(self.polynomial(named(indices)[0], depth=depth))
+                return poly.atom(f"{text_of(base)}[{inside}]")
         if node.type == "call_expression":
             inside = ", ".join(poly.canonical(self.polynomial(item, depth=depth)) for item in call_arguments(node))
             return poly.atom(f"{called(node)}({inside})")

@@ -46,6 +46,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     full: Evaluation | None = None
     confirmed: Evaluation | None = None
+    confirmations: int = 0
 
     @property
     def value(self) -> float:
@@ -146,6 +147,7 @@ class Tree:
 
     def record_confirmed(self, node: Node, evaluation: Evaluation) -> None:
         node.confirmed = evaluation
+        node.confirmations += 1
 
     def pending(self) -> Node | None:
         """The first node without an evaluation."""

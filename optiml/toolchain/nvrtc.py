@@ -70,12 +70,14 @@ class Compiler:
             policy=Policy(readable=self._folders, address_space_bytes=memory_bytes),
         )
         self._version: str | None = None
+        self._architectures: tuple[int, ...] = ()
 
     @property
     def version(self) -> str:
         """For example `nvrtc 13.5`; starts the child on first use."""
         if self._version is None:
             reply, _ = self._worker.call({"op": "version"}, timeout_s=self._timeout_s)
+            self._architectures = tuple(reply["architectures"])
             self._version = f"nvrtc {reply['version']}"
         return self._version
 
@@ -85,11 +87,13 @@ class Compiler:
         Raises:
             SetupError: the compiler itself cannot run here.
         """
-        if not ARCH.fullmatch(arch):
-            raise InvalidInput(f"{arch[:40]!r} is no architecture; write for example sm_80 or sm_90")
         started = time.monotonic()
         source = normalised_source(kernel.source)
         version = self.version
+        match = ARCH.fullmatch(arch)
+        if match is None or int(match.group(1)) not in self._architectures:
+            known = ", ".join(f"sm_{number}" for number in self._architectures)
+            raise InvalidInput(f"{arch[:40]!r} is no architecture that this compiler knows; choose from {known}")
         confined = self._worker.layers.files
         why = forbidden_construct(source, confined=confined)
         if why is not None:

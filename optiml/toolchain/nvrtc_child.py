@@ -16,7 +16,9 @@ def handle(header: dict[str, Any], blobs: Sequence[memoryview]) -> Reply:
     """Answer one request: `version`, or `compile` (source, headers and flags in; PTX and cubin out)."""
     if header["op"] == "version":
         status, major, minor = nvrtc.nvrtcVersion()
-        return {"version": f"{major}.{minor}", "ok": status == nvrtc.nvrtcResult.NVRTC_SUCCESS}, ()
+        _, architectures = nvrtc.nvrtcGetSupportedArchs()
+        ok = status == nvrtc.nvrtcResult.NVRTC_SUCCESS
+        return {"version": f"{major}.{minor}", "ok": ok, "architectures": list(architectures)}, ()
     return _compile(header)
 
 

@@ -63,7 +63,8 @@ def _passes(
 
 def _finite(cases: Sequence[tuple[Outputs, Tolerances]], name: str) -> Array:
     values = np.concatenate([outputs[name].reshape(-1).astype(np.float64) for outputs, _ in cases])
-    return values[np.isfinite(values)]
+    finite: Array = values[np.isfinite(values)]
+    return finite
 
 
 def _first(cases: Sequence[tuple[Outputs, Tolerances]], name: str) -> float:

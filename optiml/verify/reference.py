@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optiml.errors import InvalidInput, SetupError, WorkerDied, WorkerTimeout
-from optiml.problems.data import array_shape, is_float, to_float64
+from optiml.problems.data import array_shape, is_float, raw, to_float64
 from optiml.problems.problem import builtin_names, load_builtin, names_of
 from optiml.process import Worker
 from optiml.records import Problem, Workload
@@ -59,9 +59,11 @@ class References:
             "outputs": [{"name": name, "dtype": tensor.dtype} for name, tensor in problem.outputs.items()],
         }
         blobs = [
-            to_float64(inputs[name], problem.inputs[name].dtype)
-            if is_float(problem.inputs[name].dtype)
-            else np.ascontiguousarray(inputs[name])
+            raw(
+                to_float64(inputs[name], problem.inputs[name].dtype)
+                if is_float(problem.inputs[name].dtype)
+                else inputs[name]
+            )
             for name in order
         ]
         try:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optiml.problems.data import raw
 from optiml.process import serve
 
 Array = NDArray[Any]
 _SAME_DTYPE = {"float64": np.float64, "float32": np.float32, "float16": np.float16}  # the rest computes in float32
 
 
-def handle(header: dict[str, Any], blobs: Sequence[memoryview]) -> tuple[dict[str, Any], list[Array]]:
+def handle(header: dict[str, Any], blobs: Sequence[memoryview]) -> tuple[dict[str, Any], list[memoryview]]:
     """Run `run(...)` in float64, and again in the declared dtype for the error of a trusted computation."""
     exact_inputs: dict[str, Array] = {}
     for item, blob in zip(header["arrays"], blobs, strict=True):
@@ -41,7 +42,7 @@ def handle(header: dict[str, Any], blobs: Sequence[memoryview]) -> tuple[dict[st
         narrow = [np.ascontiguousarray(item.astype(np.float64)) for item in same]
         reply["same"] = [_facts(item) for item in narrow]
         arrays += narrow
-    return reply, arrays
+    return reply, [raw(item) for item in arrays]
 
 
 def _integer(dtype: str) -> str:

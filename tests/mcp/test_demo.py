@@ -1,6 +1,8 @@
 """The scripted client of tools/ against the fake workbench."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +36,7 @@ def test_the_demo_goes_from_generate_to_a_finished_search(play: Play, mcp_demo: 
 
     play(scenario)
     assert lines[0].startswith("tools")
-    assert any("cached: True" in line for line in lines)
+    assert any("cached: true" in line for line in lines)
     assert lines[-1].startswith("report")
 
 
@@ -55,3 +57,17 @@ class _Forgetful(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         pass
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_succeeds_against_the_real_server(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(TOOL), "--problem", "relu", "--evaluations", "2"],
+        env={**os.environ, "OPTIML_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("every step gave what it should\n")

@@ -113,7 +113,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "summary", "warnings", "kernel_id", "cases"]), JSON, max_size=5))
 def test_whatever_it_holds_a_reply_is_cut_to_the_limit(whole: dict[str, Any]) -> None:
     assert size_of(fit(whole, uri=URI)) <= MAX_REPLY_BYTES

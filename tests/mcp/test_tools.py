@@ -474,6 +474,20 @@ def test_a_search_whose_kernel_is_wrong_fails_with_not_accepted(play: Play) -> N
     play(scenario)
 
 
+def test_the_result_says_where_the_best_kernel_was_written(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        started = await answer(
+            client, "run_mcts", action="start", problem="relu", budget={"evaluations": 2}, write_to="best.cu"
+        )
+        state = started
+        while state["status"] == "running":
+            state = await answer(client, "run_mcts", action="step", run_id=started["run_id"])
+        result = await answer(client, "run_mcts", action="result", run_id=started["run_id"])
+        assert result["written_to"] == "best.cu"
+
+    play(scenario)
+
+
 def test_the_eleventh_search_is_told_to_wait(play: Play, bench: FakeWorkbench) -> None:
     stepwise(bench)
 

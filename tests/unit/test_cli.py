@@ -196,6 +196,23 @@ def test_with_json_an_error_is_the_document() -> None:
     assert result.exit_code == 2
 
 
+def test_a_defect_of_ours_does_not_look_like_a_rejected_kernel(
+    bench: FakeWorkbench, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bench, "verify", broken)
+    result = run("verify", kernel, "--problem", "relu", "--json")
+    assert result.exit_code == 2
+    assert document(result)["error"]["code"] == "internal"
+
+
+@pytest.mark.usefixtures("bench")
+def test_advice_names_commands_and_not_tools(kernel: str) -> None:
+    assert "next: Profile it with optiml profile." in run("verify", kernel, "--problem", "relu").stdout
+
+
 def test_axes_are_read_as_integers() -> None:
     assert cli.parse_axes("R=4096, C=1") == {"R": 4096, "C": 1}
     with pytest.raises(InvalidInput, match="R=4096,C=4096"):

@@ -64,6 +64,11 @@ def test_a_record_may_leave_its_fields_to_the_block() -> None:
     assert merge_block(Kernel(source=TEXT)) == read_kernel_text(TEXT)
 
 
+def test_a_kernel_read_from_a_file_keeps_its_id_when_written_again() -> None:
+    kernel = read_kernel_text(TEXT)
+    assert kernel_id(read_kernel_text(write_kernel_text(kernel))) == kernel_id(kernel)
+
+
 def test_what_is_written_reads_back_the_same() -> None:
     kernel = Kernel(
         source="// a\nint y;\n",

@@ -13,7 +13,7 @@ from optiml.ptx.parse import Instruction
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n.reg .f32 %f<9>; .reg .b64 %rd<9>; .reg .pred %p<9>;\n"  # noqa: E501
 
 
-def timing(instruction: Instruction) -> Timing:
+def timing(instruction: Instruction, loads: int) -> Timing:
     latency = {"ld": 100.0, "st": 0.0, "bra": 0.0, "ret": 0.0}.get(instruction.parts[0], 10.0)
     return Timing(slots=1.0, latency=latency)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from optiml.device.plan import entry_parameters
+from optiml.errors import InvalidInput
 from optiml.records import Build, Kernel, Launch
 from optiml.toolchain.nvrtc import CompileFailure, Compiler
 from optiml.toolchain.scan import forbidden_construct, without_comments_and_strings
@@ -56,6 +57,12 @@ def test_a_build_carries_ptx_cubin_and_what_ptxas_says(compiler: Compiler) -> No
 
 def test_the_ptx_names_no_folder_of_this_machine(compiler: Compiler) -> None:
     assert "/" not in "".join(line for line in built(compiler, RELU, "relu").ptx.splitlines() if ".file" in line)
+
+
+@pytest.mark.parametrize("arch", ["sm_999", "sm_80 -o /tmp/x", "compute_80", ""])
+def test_an_architecture_that_there_is_not_is_the_callers_mistake(compiler: Compiler, arch: str) -> None:
+    with pytest.raises(InvalidInput, match="sm_80"):
+        compiler.compile(kernel(RELU, "relu"), arch)
 
 
 def test_template_instances_and_plain_cpp_names_are_found(compiler: Compiler) -> None:

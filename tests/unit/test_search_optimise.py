@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,7 @@ def test_no_kernel_is_evaluated_twice_at_one_depth() -> None:
 def test_nothing_faster_leaves_the_input_as_the_answer() -> None:
     def flat(kernel: Kernel, *, depth: Depth) -> Evaluation:
         evaluation = FakeEvaluator()(row_sum_kernel(), depth=depth)
-        return Evaluation(
-            kernel_id=kernel_id(kernel), verdict=evaluation.verdict, profile=evaluation.profile, fingerprint=None, seconds=0.0,
-        )  # fmt: skip
+        return dataclasses.replace(evaluation, kernel_id=kernel_id(kernel), fingerprint=None)
 
     result = optimise(Search(spec(evaluations=6)), flat)
     assert result.best is not None
@@ -101,6 +100,24 @@ def test_a_winner_that_fails_its_confirmation_gives_way_to_the_next() -> None:
     assert "__shfl_xor_sync" in plain.best.kernel.source
     assert "__shfl_xor_sync" not in broken.best.kernel.source
     assert broken.best.verdict.status == "accepted"
+
+
+def test_a_confirmation_that_says_nothing_of_the_kernel_is_run_once_more() -> None:
+    plain = FakeEvaluator()
+    said: list[str] = []
+
+    def evaluate(kernel: Kernel, *, depth: Depth) -> Evaluation:
+        evaluation = plain(kernel, depth=depth)
+        if depth != "confirm":
+            return evaluation
+        said.append(evaluation.kernel_id)
+        lost = dataclasses.replace(evaluation.verdict, status="unverified", levels=())
+        return dataclasses.replace(evaluation, verdict=lost) if len(said) == 1 else evaluation
+
+    result = optimise(Search(spec()), evaluate, clock=lambda: 0.0)
+    assert len(said) == 2
+    assert len(set(said)) == 1
+    assert result.path == run().path
 
 
 def test_a_winner_that_fails_the_full_check_gives_way_too() -> None:
@@ -229,6 +246,21 @@ def test_each_step_lowers_the_time_or_says_why_it_was_kept() -> None:
     assert result.path
     for step in result.path:
         assert (step.time_ratio > 1.0) != (step.kept_because is not None)
+
+
+def test_steps_that_changed_nothing_are_taken_out_of_the_path_while_the_budget_lasts() -> None:
+    plain = FakeEvaluator()
+
+    def evaluate(kernel: Kernel, *, depth: Depth) -> Evaluation:
+        """Qualifiers bring nothing here, but they are tried before the loop is divided."""
+        return plain(dataclasses.replace(kernel, source=kernel.source.replace(" __restrict__", "")), depth=depth)
+
+    def named(kernel: Kernel, *, depth: Depth) -> Evaluation:
+        return dataclasses.replace(evaluate(kernel, depth=depth), kernel_id=kernel_id(kernel), fingerprint=None)
+
+    result = optimise(Search(spec(evaluations=30)), named, clock=lambda: 0.0)
+    assert "restrict_const" not in [step.edit for step in result.path]
+    assert all(step.kept_because is None for step in result.path)
 
 
 def test_the_ratios_of_the_path_multiply_to_the_speedup() -> None:

@@ -187,6 +187,12 @@ def test_the_same_question_is_answered_from_the_store(bench: Workbench) -> None:
     assert again.status == "accepted"
 
 
+def test_axes_that_the_engine_cannot_afford_are_refused_at_once(bench: Workbench) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        bench.verify(kernel("if (i < n) y[i] = fabsf(x[i]);"), ABS, axes={"n": 2**30})
+    assert caught.value.code == "too_large"
+
+
 @pytest.mark.parametrize("name", builtin_names())
 def test_every_seed_is_accepted(bench: Workbench, name: str) -> None:
     builtin = load_builtin(name)

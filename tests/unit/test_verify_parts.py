@@ -172,12 +172,16 @@ def test_constraints_bind_hidden_sizes_too() -> None:
     assert all(case.workload.axes["n"] % 16 == 0 for case in cases)
 
 
-def test_a_big_grid_is_sampled_in_neighbouring_pairs_with_its_end() -> None:
-    chosen = sampled_blocks(1000, 8)
+def test_a_big_grid_is_sampled_in_neighbouring_pairs_without_its_end() -> None:
+    chosen = sampled_blocks(1024, 8)
     assert chosen is not None
-    assert {0, 1, 999} <= set(chosen)
-    assert len(chosen) <= 9
+    assert len(chosen) == 8
+    assert all(second == first + 1 for first, second in zip(chosen[::2], chosen[1::2], strict=True))
+    assert 1023 not in chosen
+    assert len({block % 32 for block in chosen[::2]}) == 4  # not one column of a 32 x 32 grid
     assert sampled_blocks(8, 8) is None
+    assert sampled_blocks(3, 2) == (0, 1)
+    assert sampled_blocks(2, 1) == (0,)
 
 
 # --- references ------------------------------------------------------------------------------------------------------

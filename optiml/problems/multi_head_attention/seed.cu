@@ -1,39 +1,61 @@
 /* optiml
 [[launch]]
-kernel = "attention"
+kernel = "score"
+grid = ["ceil_div(B*H*S*S, BLOCK)"]
+block = ["BLOCK"]
+args = ["q", "k", "weights", "B*H*S", "S", "D"]
+[[launch]]
+kernel = "softmax"
 grid = ["ceil_div(B*H*S, BLOCK)"]
 block = ["BLOCK"]
-args = ["q", "k", "v", "y", "B*H*S", "S", "D"]
+args = ["weights", "B*H*S", "S"]
+[[launch]]
+kernel = "add_values"
+grid = ["ceil_div(B*H*S*D, BLOCK)"]
+block = ["BLOCK"]
+args = ["weights", "v", "y", "B*H*S", "S", "D"]
 [params]
 BLOCK = 128
 [tunables]
-BLOCK = [32, 64, 128, 256]
+BLOCK = [64, 128, 256]
+[workspace.weights]
+dtype = "float64"  # room for A, whichever it is
+shape = ["B*H*S", "S"]
+init = "none"
 */
 //@ types
 
-constexpr int MAX_D = 128;
+// weights[i, j] = q[i] . k[j] / sqrt(D): one thread per pair of a query and a key of its head.
+extern "C" __global__ void score(const T* q, const T* k, A* weights, long long queries, int S, int D) {
+    long long pair = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (pair >= queries * S) return;
+    long long query = pair / S, key = query / S * S + pair % S;
+    A sum = 0;
+    for (int d = 0; d < D; ++d) sum += up(q[query * D + d]) * up(k[key * D + d]);
+    weights[pair] = sum / sqrt(A(D));
+}
 
-// One thread per query: one pass over the keys for the largest score, a second one for the weighted sum.
-extern "C" __global__ void attention(const T* q, const T* k, const T* v, T* y, long long queries, int S, int D) {
+// One thread per row.
+extern "C" __global__ void softmax(A* weights, long long queries, int S) {
     long long query = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (query >= queries) return;
-    long long head = query / S;
-    A scale = A(1) / sqrt(A(D));
-    A largest = -INFINITY;
-    for (int j = 0; j < S; ++j) {
-        A score = 0;
-        for (int d = 0; d < D; ++d) score += up(q[query * D + d]) * up(k[(head * S + j) * D + d]);
-        if (score * scale > largest) largest = score * scale;
-    }
-    A result[MAX_D];
-    for (int d = 0; d < D; ++d) result[d] = 0;
+    A* row = weights + query * S;
+    A largest = row[0];
+    for (int j = 1; j < S; ++j) largest = max(largest, row[j]);
     A total = 0;
     for (int j = 0; j < S; ++j) {
-        A score = 0;
-        for (int d = 0; d < D; ++d) score += up(q[query * D + d]) * up(k[(head * S + j) * D + d]);
-        A weight = exp(score * scale - largest);
-        total += weight;
-        for (int d = 0; d < D; ++d) result[d] += weight * up(v[(head * S + j) * D + d]);
+        row[j] = exp(row[j] - largest);
+        total += row[j];
     }
-    for (int d = 0; d < D; ++d) y[query * D + d] = down(result[d] / total);
+    for (int j = 0; j < S; ++j) row[j] = row[j] / total;
+}
+
+// One thread per element of y.
+extern "C" __global__ void add_values(const A* weights, const T* v, T* y, long long queries, int S, int D) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= queries * D) return;
+    long long query = i / D, first_key = query / S * S;
+    A sum = 0;
+    for (int j = 0; j < S; ++j) sum += weights[query * S + j] * up(v[(first_key + j) * D + i % D]);
+    y[i] = down(sum);
 }

@@ -352,14 +352,16 @@ def _counters(
             at = recorder.line(number)
             (at.load_requests, at.load_sectors, at.store_requests, at.store_sectors, at.shared_wavefronts,
              at.shared_conflicts, at.divergent) = row  # fmt: skip
+    flags = [np.zeros(0, np.uint8)]
+    first = 0
     for number, bits in touched.items():
-        record = records[number - FIRST_ALLOCATION]
-        if not any(record.sectors):
-            continue
         allocation = call.allocations[number]
-        traffic = recorder.traffic[number] = _Traffic(allocation.name, allocation.nbytes)
-        for index, kind in enumerate(("load", "store", "atomic")):
-            traffic.sectors[kind] = record.sectors[index]
-            traffic.touched[kind] = (bits & (1 << index)) != 0
+        record = records[number - FIRST_ALLOCATION]
+        traffic = recorder.traffic[number] = _Traffic(number, allocation.name, allocation.nbytes, first)
+        traffic.load, traffic.store, traffic.atomic = record.sectors
         traffic.misses = record.misses
+        flags.append(bits[: traffic.size])
+        first += traffic.size
+    every = np.concatenate(flags)
+    recorder.loaded, recorder.stored, recorder.updated = ((every & bit) != 0 for bit in (1, 2, 4))
     return recorder.counters()

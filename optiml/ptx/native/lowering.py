@@ -32,7 +32,7 @@ from optiml.ptx.lower import (
 )
 from optiml.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from optiml.ptx.native import table
-from optiml.ptx.numerics import BOOL, U32, U64
+from optiml.ptx.numerics import BOOL, F16, F32, U32, U64
 from optiml.ptx.opcodes import DTYPES, TOKENS
 from optiml.ptx.parse import (
     TYPE_BYTES,
@@ -136,7 +136,7 @@ class NativeLowering(Lowering):
 
     def __init__(self, module: Module, kernel: Function) -> None:
         self.widths: dict[int, int] = {}  # lane bytes by slot
-        super().__init__(module, kernel, False)
+        super().__init__(module, kernel, False, frozenset())
         self.native = _packed(self)
 
     # -- registers and operands -------------------------------------------------------------------------------
@@ -159,6 +159,10 @@ class NativeLowering(Lowering):
                         self.read_count[context.prefix + name] += 1
         for name, type_name in declared.items():
             self.dtypes[name] = BOOL if type_name == "pred" else _UNSIGNED[TYPE_BYTES[type_name]]
+
+    def known_zero_bits(self, blocks: list[_Block]) -> dict[str, int]:
+        """Every access is checked as it is made, which costs nothing here."""
+        return {}
 
     def temporary(self, width: int) -> int:
         slot = self.new_slot()
@@ -196,7 +200,8 @@ class NativeLowering(Lowering):
     def source(self, operand: Operand, dtype: np.dtype[Any], *, dimensions: int = 1) -> tuple[int, None]:
         """Slot of an operand, brought to the lane width of `dtype` if it is a wider register."""
         if isinstance(operand, Immediate):
-            return self.literal(_bits_of(operand, dtype), dtype), None
+            kind = {4: F32, 2: F16}.get(dtype.itemsize, dtype) if operand.kind == "f64" else dtype
+            return self.literal(_bits_of(operand, kind), kind), None
         if isinstance(operand, Symbol):
             slot, stored = self.symbol(operand)
             self.widths.setdefault(slot, 8)
@@ -863,4 +868,3 @@ def _assign_registers(lowering: NativeLowering, operands: dict[int, int]) -> int
     return highest
 
 
-__all__ = ["NativeLowering", "NativeProgram", "NotNative", "_Context"]

@@ -21,7 +21,7 @@ from optiml.search.edit import (
     with_source,
 )
 from optiml.search.grid import with_divisor
-from optiml.search.source import Change, Site, ancestors, integer, text_of, unwrap, walk
+from optiml.search.source import Change, Site, ancestors, integer, text_of, walk
 
 MAX_THREADS = 1024
 LINEAR = (256, 128, 512, 1024, 64)
@@ -29,6 +29,7 @@ PLANES = ((32, 8), (32, 4), (32, 16), (16, 16), (64, 4), (32, 32), (128, 2))
 LEAST_LITERAL = 16  # smaller numbers in the source are too often something else than a block size
 
 _SUBSCRIPTS = frozenset({"subscript_argument_list", "subscript_expression"})
+_TRANSPARENT = frozenset({"parenthesized_expression", "cast_expression"})
 Multiplier = Literal["none", "dimension", "literal", "other"]
 
 
@@ -83,9 +84,12 @@ def _reshaped(context: EditContext, site: Site, old: Sequence[int], new: tuple[i
         changes += _literals(site, before, after, multiplier)
     if site.function.is_cooperative and len(old) > 1 and not changes and "blockDim" not in text_of(site.function.body):
         return None  # a tile of fixed size: its threads have fixed places
+    unique = sorted(set(changes))
+    if len({start for start, _, _ in unique}) < len(unique):
+        return None  # one literal would have to become two numbers
     kernel = with_launch(context.kernel, site.index, block=tuple(new), grid=tuple(grid))
-    if changes:
-        kernel = with_source(kernel, site.source.rewrite(sorted(set(changes))))
+    if unique:
+        kernel = with_source(kernel, site.source.rewrite(unique))
     before_text, after_text = ("x".join(str(size) for size in shape) for shape in (old, new))
     wider = len(old) > 1 and new[0] > old[0]
     return Proposal(
@@ -113,15 +117,13 @@ def _multiplier(site: Site, axis: str, size: int) -> Multiplier:
     for node in walk(site.function.body):
         if node.type != "field_expression" or text_of(node) != f"blockIdx.{axis}":
             continue
-        product = _product_around(node, site.function.body)
-        if product is None:
-            found.add("none")
-        elif f"blockDim.{axis}" in text_of(product):
+        formula = _formula_around(node, site.function.body)
+        if f"blockDim.{axis}" in text_of(formula):
             found.add("dimension")
-        elif any(integer(text_of(item)) == size for item in walk(product) if item.type == "number_literal"):
+        elif any(integer(text_of(item)) == size for item in walk(formula) if item.type == "number_literal"):
             found.add("literal")
         else:
-            value = site.polynomial(product).get((f"blockIdx.{axis}",))
+            value = site.polynomial(formula).get((f"blockIdx.{axis}",))
             found.add("other" if value is not None and value % size == 0 else "none")
     for kind in ("other", "literal", "dimension"):
         if kind in found:
@@ -129,19 +131,15 @@ def _multiplier(site: Site, axis: str, size: int) -> Multiplier:
     return "none"
 
 
-def _product_around(node: Node, below: Node) -> Node | None:
-    """The largest product that a node is a factor of."""
-    product = None
-    inner = node
+def _formula_around(node: Node, below: Node) -> Node:
+    """The largest sum of products that a node stands in."""
+    formula = node
     for outer in ancestors(node, below=below):
-        if unwrap(outer).id == unwrap(inner).id or outer.type == "parenthesized_expression":
-            inner = outer
-            continue
         sign = outer.child_by_field_name("operator") if outer.type == "binary_expression" else None
-        if sign is None or text_of(sign) != "*":
+        if outer.type not in _TRANSPARENT and (sign is None or text_of(sign) not in ("+", "-", "*")):
             break
-        product = inner = outer
-    return product
+        formula = outer
+    return formula
 
 
 def _reads_thread_index(site: Site, axis: str) -> bool:

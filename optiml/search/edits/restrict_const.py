@@ -51,7 +51,9 @@ def _qualified(site: Site, parameter: Parameter) -> list[Change]:
     if not parameter.is_const and not written and _only_read(site.function, parameter):
         changes.append((parameter.node.start_byte, parameter.node.start_byte, "const "))
     if not parameter.is_restrict:
-        changes.append((star.end_byte, star.end_byte, " __restrict__"))
+        following = site.source.data[star.end_byte : star.end_byte + 1]
+        space = " " if following.isalnum() or following == b"_" else ""
+        changes.append((star.end_byte, star.end_byte, f" __restrict__{space}"))
     return changes
 
 

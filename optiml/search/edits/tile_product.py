@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from optiml.search.edit import (
     with_launch,
     with_source,
 )
+from optiml.search.estimate import launch_shape, sizes
 from optiml.search.grid import ceil_div, ceiling, times
 from optiml.search.items import fresh_name
 from optiml.search.loops import ForLoop, outermost_loops, reductions
@@ -43,6 +45,7 @@ from optiml.search.source import (
 THREADS = 16  # along each side of the block
 DEPTH = 16  # of a staged tile along the summed axis
 PER_THREAD = (4, 2, 8)  # results along each side of a thread's tile
+SMS = 108  # of an A100: fewer blocks leave some idle
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,10 +84,20 @@ def propose(context: EditContext) -> Iterator[Proposal]:
         product = _product(site)
         if product is None:
             continue
-        for size in PER_THREAD:
+        for size in sorted(PER_THREAD, key=lambda item: _idle(context, product, item)):
             proposal = _proposal(context, product, size)
             if proposal is not None:
                 yield proposal
+
+
+def _idle(context: EditContext, product: Product, size: int) -> float:
+    """How many SMs' worth of blocks a tile size leaves idle at the bench size, as a factor of at least 1."""
+    names = sizes(context.kernel, context.problem)
+    shape = launch_shape(product.site, names)
+    if shape is None:
+        return 1.0
+    results = math.prod(shape[0]) * math.prod(shape[1])
+    return max(1.0, SMS * (THREADS * size) ** 2 / results)
 
 
 # --- analysis --------------------------------------------------------------------------------------------------------
@@ -287,6 +300,7 @@ def _proposal(context: EditContext, product: Product, size: int) -> Proposal | N
         else:
             return None
     grid[0], grid[1] = ceil_div(extents[product.across_axis], covered), ceil_div(extents[product.down_axis], covered)
+    idle = _idle(context, product, size)
     lines = _lines(product, size)
     changes: list[Change] = [(product.span[0], product.span[1], "\n    ".join(lines) + "\n")]
     kernel = with_source(context.kernel, site.source.rewrite(changes))
@@ -296,9 +310,9 @@ def _proposal(context: EditContext, product: Product, size: int) -> Proposal | N
         rationale=f"Tiles of {covered}x{DEPTH} of both factors are staged in shared memory and each thread sums "
         f"{size}x{size} results in registers, so every loaded element is used {covered} times",
         expected=(
-            down(LOAD_REQUESTS, 1.0 / covered),
-            down(LOAD_SECTORS, 1.0 / covered),
-            down(INSTRUCTIONS, 0.35 if size > 2 else 0.5),
+            down(LOAD_REQUESTS, idle / covered),
+            down(LOAD_SECTORS, idle / covered),
+            down(INSTRUCTIONS, min(1.0, idle * (0.35 if size > 2 else 0.5))),
         ),
     )
 

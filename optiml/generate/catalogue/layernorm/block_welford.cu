@@ -33,11 +33,16 @@ struct Moments {
     A squares;  // sum of squared deviations from the mean
 };
 
+// The share of one part in a merged mean; two units in the last place of it move the mean by about as much as
+// rounding does.
+__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
+
 // Chan, Golub and LeVeque 1979: no difference of large sums, so nothing cancels.
 __device__ __forceinline__ Moments merged(Moments a, Moments b)
 {
     const A count = a.count + b.count;
-    const A share = count > A(0) ? b.count / count : A(0);
+    const A share = count > A(0) ? quotient(b.count, count) : A(0);
     const A delta = b.mean - a.mean;
     return {count, fma(delta, share, a.mean), a.squares + fma(delta * delta, a.count * share, b.squares)};
 }

@@ -5,7 +5,7 @@ grid = ["ceil_div(N, 64)", "ceil_div(M, 64)"]
 block = [128]
 args = ["a", "b", "c", "M", "N", "K"]
 [params]
-DEPTH = 32
+DEPTH = 64
 [tunables]
 DEPTH = [16, 32, 64]
 [strategy]

@@ -53,7 +53,7 @@ struct alignas(16) Eight {
 // The first `rows` rows of D elements each, with zeros for the rest of [HEIGHT][WIDTH].
 template <int HEIGHT, int WIDTH>
 __device__ __forceinline__ void load_tile(T* __restrict__ tile, const T* __restrict__ from, int rows, int D, bool aligned) {
-#pragma unroll
+#pragma unroll 4
     for (int n = 0; n < HEIGHT * WIDTH / 8 / THREADS; ++n) {
         int i = threadIdx.x + n * THREADS;
         int row = i / (WIDTH / 8), d = i % (WIDTH / 8) * 8;

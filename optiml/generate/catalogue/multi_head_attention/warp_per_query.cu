@@ -35,7 +35,7 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
         int d = lane + 32 * p;
-        asked[p] = d < D ? up(q[query * D + d]) * scale : A(0);
+        asked[p] = d < D ? up(q[query * D + d]) : A(0);
         result[p] = 0;
     }
     A largest = -INFINITY, total = 0;
@@ -61,6 +61,7 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
         A peak = largest;
 #pragma unroll
         for (int j = 0; j < KEYS; ++j) {
+            score[j] *= scale;
             if (first + j < S) peak = max(peak, score[j]);
         }
         A shrink = exp(largest - peak);  // 0 at the first step

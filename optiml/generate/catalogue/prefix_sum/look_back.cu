@@ -55,10 +55,12 @@ __device__ __forceinline__ float warp_scan(float value, int lane) {  // inclusiv
 __device__ __forceinline__ float sum_before(const volatile long long* states, long long tile, int lane) {
     float sum = 0;
     for (long long nearest = tile - 1; nearest >= 0; nearest -= 32) {
-        long long mine = nearest - lane;
+        bool exists = nearest >= lane;
+        const volatile long long* mine = states + (exists ? nearest - lane : 0);
         long long word;
         do {
-            word = mine >= 0 ? states[mine] : packed(SUM_UP_TO_TILE, 0.f);
+            word = *mine;
+            if (!exists) word = packed(SUM_UP_TO_TILE, 0.f);
         } while (__any_sync(0xffffffffu, word >> 32 == UNKNOWN));
         unsigned complete = __ballot_sync(0xffffffffu, word >> 32 == SUM_UP_TO_TILE);
         int last = complete != 0 ? __ffs(complete) - 1 : 31;
