@@ -11,7 +11,8 @@ from setuptools.command.build_ext import build_ext
 SOURCES = Path("optiml/ptx/csrc")
 # The generated handlers without vector instructions are a fallback for old machines: compiled quickly, not for speed.
 LEVELS = {"ptx_engine.c": "-O2", "ptx_engine_avx2.c": "-O3", "ptx_handlers.c": "-O1", "ptx_handlers_avx2.c": "-O3"}
-FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fwrapv"]
+FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fwrapv",
+         "-g0"]  # fmt: skip
 
 
 class BuildEngine(build_ext):

@@ -108,6 +108,13 @@ class Machine:
         self._next += 1
         return allocation.base
 
+    def track_writes(self, address: int) -> None:
+        """Let the check "uninitialised" report reads of this allocation's bytes that no kernel has written."""
+        allocation = self._memory.get(address >> WINDOW_BITS)
+        if allocation is None or allocation.base != address:
+            raise InvalidInput(f"0x{address:x} is not the start of an allocation")
+        allocation.valid = np.zeros(allocation.nbytes, np.uint8)
+
     def memory(self, address: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A live uint8 view of the allocation that starts at `address`."""
         allocation = self._memory.get(address >> WINDOW_BITS)

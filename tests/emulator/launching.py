@@ -18,6 +18,7 @@ from optiml.ptx import LaunchResult, Limits, Machine, Module, engine_name, parse
 DATA = Path(__file__).parent / "data"
 INCLUDE = Path(next(iter(nvidia.__path__))) / "cu13" / "include"
 NO_LIMITS = Limits()
+CHECKS = frozenset({"race", "uninitialised"})
 
 # What the corpus needs of the C library headers; NVRTC has none.
 HEADERS = {
@@ -81,11 +82,14 @@ def triple(size: int | tuple[int, ...]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def launch(module: Module, kernel: str, *args: Any, same: bool = True, **options: Any) -> Launched:
+def launch(
+    module: Module, kernel: str, *args: Any, same: bool = True, clean: bool = True, **options: Any
+) -> Launched:
     """Launch on a fresh machine, and once more on the numpy engine if the native one ran it.
 
     Both must leave the same bytes and counters, or report the same fault; `same` False is for kernels whose threads
-    race on purpose (locks, floating-point atomics), whose results may differ from one schedule to another.
+    race on purpose (locks, floating-point atomics), whose results may differ from one schedule to another. `clean`
+    kernels must also pass every check without an alarm.
     """
     try:
         launched = launch_once(module, kernel, *args, **options)
@@ -94,6 +98,8 @@ def launch(module: Module, kernel: str, *args: Any, same: bool = True, **options
             compare_fault(error.fault, lambda: launch_once(module, kernel, *args, engine="numpy", **options), same)
         raise
     if launched.result.engine == "native":
+        if clean:
+            launch_once(module, kernel, *args, checks=CHECKS, **options)
         counting = {**options, "count": True}
         other = launch_once(module, kernel, *args, engine="numpy", **counting)
         if same:

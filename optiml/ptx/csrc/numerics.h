@@ -16,6 +16,10 @@ INLINE float flush_f(float x) {
     uint32_t u = f_bits(x);
     return f_from((u & 0x7F800000u) ? u : u & 0x80000000u);
 }
+INLINE double flush_d(double x) {
+    uint64_t u = d_bits(x);
+    return d_from((u & 0x7FF0000000000000ull) ? u : u & 0x8000000000000000ull);
+}
 INLINE float sat_f(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 INLINE double sat_d(double x) { return x > 0.0 ? (x < 1.0 ? x : 1.0) : 0.0; }
 INLINE float relu_f(float x) { return x > 0.0f ? x : (x != x ? f_from(0x7FC00000u) : 0.0f); }

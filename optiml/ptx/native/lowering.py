@@ -572,7 +572,8 @@ class NativeLowering(Lowering):
         number = table.EFFECT_NUMBERS.get(f"store_{size}_{lanes}")
         if number is None or space == "const":
             raise NotNative(instruction.opcode)
-        self.emit(number, [], [base, *slots], aux=self.flags(space, wide), imm=offset)
+        ordered = _POLLS if {"volatile", "relaxed", "release"} & set(instruction.parts) else 0
+        self.emit(number, [], [base, *slots], aux=self.flags(space, wide) | ordered, imm=offset)
 
     def native_atomic(self, item: _Item, segment: Any) -> None:
         instruction = item.instruction
@@ -591,8 +592,6 @@ class NativeLowering(Lowering):
         if len(operands) != (2 if operation == "cas" else 1):
             raise NotNative(instruction.opcode)
         slots = [self.source(operand, dtype)[0] for operand in operands]
-        if operation == "cas":
-            slots[1:] = slots[1:]
         target = -1
         if instruction.dst:
             slot = self.target(instruction.dst[0], dtype)[0]

@@ -59,10 +59,13 @@ _INTS = ("u16", "s16", "u32", "s32", "u64", "s64")
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 ROWS: dict[str, Row] = {}
+SPELLINGS: dict[str, str] = {}  # by key: an opcode as a program writes it
 
 
-def _row(key: str, output: str, inputs: str, expression: str, rounding: str = "rn") -> None:
-    ROWS[canonical(tuple(key.split(".")))] = Row(
+def _row(spelling: str, output: str, inputs: str, expression: str, rounding: str = "rn") -> None:
+    key = canonical(tuple(spelling.split(".")))
+    SPELLINGS.setdefault(key, spelling)
+    ROWS[key] = Row(
         output=output, inputs=tuple(inputs.split()), expression=expression, rounding=rounding
     )
 
@@ -104,7 +107,6 @@ def _float_arithmetic() -> None:
     for family, shape in approximate.items():
         _row(f"{family}.approx.f32", "f4", "f4", f"(float)({shape.format(x='(double)a')})")
         _row(f"{family}.approx.ftz.f32", "f4", "f4", f"flush_f((float)({shape.format(x='(double)flush_f(a)')}))")
-        _row(f"{family}.approx.f64", "f8", "f8", shape.format(x="a"))
         half = f"d2h({shape.format(x='(double)h2f(a)')})"
         bfloat = f"f2b(odd_f({shape.format(x='(double)b2f(a)')}))"
         for word in ("", ".approx", ".ftz", ".approx.ftz"):
@@ -113,8 +115,10 @@ def _float_arithmetic() -> None:
             for name, form in (("f16x2", half), ("bf16x2", bfloat)):
                 low, high = form.replace("(a)", "(low_of(a))"), form.replace("(a)", "(high_of(a))")
                 _row(f"{family}{word}.{name}", "u4", "u4", f"pair({low}, {high})")
-    for name, k in (("min", "<"), ("max", ">")):
-        del k
+    _row("rcp.approx.ftz.f64", "f8", "f8", "flush_d(1.0 / flush_d(a))")
+    _row("rsqrt.approx.ftz.f64", "f8", "f8", "flush_d(rsqrt_d(flush_d(a)))")
+    _row("rsqrt.approx.f64", "f8", "f8", "rsqrt_d(a)")
+    for name in ("min", "max"):
         for ftz in (False, True):
             for nan in (False, True):
                 for sign in (False, True):
