@@ -23,7 +23,7 @@ from optiml.ptx.opcodes import CLASSES
 from optiml.ptx.simt import WARP, Batch, Group
 
 if TYPE_CHECKING:
-    from optiml.ptx.lower import Program, Segment
+    from optiml.ptx.program import Program, Segment
 
 Array = Any
 SECTOR_BYTES = 32

@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from optiml.errors import InvalidInput
+from optiml.errors import InvalidInput, Unsupported
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder
-from optiml.ptx.lower import ALIGNMENT, Program, program_of
+from optiml.ptx.lower import program_of
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
 from optiml.ptx.native import execute
-from optiml.ptx.native.lowering import NativeProgram
 from optiml.ptx.native.library import library
+from optiml.ptx.native.lowering import NativeProgram
 from optiml.ptx.parse import Function, Module
+from optiml.ptx.program import Program
+from optiml.ptx.registers import ALIGNMENT
 from optiml.ptx.simt import WARP, Batch, Budget
 
 BATCH_THREADS = 1 << 14  # arrays of this length stay in the caches
 RESIDENT_THREADS = 1 << 16  # batches of kernels whose blocks may wait for one another
+COOPERATIVE_THREADS = 1 << 18  # one batch of a kernel with a grid-wide barrier
 BATCH_BYTES = 1 << 28  # shared and local memory of one batch
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -98,6 +101,7 @@ class Machine:
         self._engine = engine
         self._memory: dict[int, Allocation] = {}
         self._next = FIRST_ALLOCATION
+        self._workspace: int | None = None  # of the grid-wide barrier
 
     def allocate(self, nbytes: int, *, name: str = "") -> int:
         """Reserve zeroed memory and return its device address, in a range of its own of 2**36 bytes."""
@@ -127,6 +131,14 @@ class Machine:
         """Forget every allocation, module-scope data included; loaded modules must be loaded again."""
         self._memory.clear()
         self._next = FIRST_ALLOCATION
+        self._workspace = None
+
+    def _barrier_workspace(self) -> int:
+        """Address of cleared memory for the grid-wide barrier of cooperative groups."""
+        if self._workspace is None:
+            self._workspace = self.allocate(256, name="grid barrier")
+        self.memory(self._workspace)[:] = 0
+        return self._workspace
 
     def load(self, module: Module) -> LoadedModule:
         """Make a module's kernels launchable on this machine."""
@@ -187,7 +199,8 @@ class Machine:
         if count:
             share = limits.l1_bytes // max(1, limits.resident_blocks)
             recorder = Recorder(program, share // SECTOR_BYTES)
-        template = _template(program, loaded, parameters, grid, block, shared, shared_bytes)
+        workspace = self._barrier_workspace() if program.grid_barrier else 0
+        template = _template(program, loaded, parameters, grid, block, shared, shared_bytes, workspace)
         budget = Budget(limits.warp_instructions, limits.deadline)
         printed: list[str] = []
         ran = 0
@@ -233,7 +246,7 @@ class Machine:
                 allocations=self._memory,
                 parameters=parameters,
                 values={
-                    name: _launch_value(name, grid, block, shared, dynamic) for name in native.program.launch_values
+                    name: _launch_value(name, grid, block, shared, dynamic, 0) for name in native.program.launch_values
                 },
                 addresses=addresses,
                 grid=grid,
@@ -294,7 +307,7 @@ _FIXED = {
 
 def _template(
     program: Program, loaded: LoadedModule, parameters: bytes, grid: tuple[int, int, int],
-    block: tuple[int, int, int], shared: int, dynamic: int,
+    block: tuple[int, int, int], shared: int, dynamic: int, workspace: int,
 ) -> list[Any]:  # fmt: skip
     """The frame every group starts from: literals, parameters, addresses and launch geometry."""
     frame = program.base.copy()
@@ -303,7 +316,7 @@ def _template(
     for slot, name, addend in program.symbols:
         frame[slot] = np.array([loaded.address(name) + addend], np.uint64)
     for name, slot in program.launch_values.items():
-        value = _launch_value(name, grid, block, shared, dynamic)
+        value = _launch_value(name, grid, block, shared, dynamic, workspace)
         frame[slot] = np.array([value], np.uint64 if name == "%gridid" else np.uint32)
     for slot, original in program.flat:
         frame[slot] = frame[original].reshape(())
@@ -311,13 +324,15 @@ def _template(
 
 
 def _launch_value(
-    name: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, dynamic: int
+    name: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, dynamic: int, workspace: int
 ) -> int:
     """A special register with one value per launch."""
     if name.startswith("%ntid"):
         return block["xyz".index(name[-1])]
     if name.startswith(("%nctaid", "%nclusterid")):
         return grid["xyz".index(name[-1])]
+    if name.startswith("%envreg"):
+        return workspace >> 32 if name == "%envreg1" else workspace & 0xFFFFFFFF
     if name.endswith("_smem_size"):
         return dynamic if name.startswith("%dynamic") else shared
     return _FIXED[name.split(".")[0]]
@@ -331,6 +346,10 @@ def _batches(
     target = RESIDENT_THREADS if program.waits else BATCH_THREADS
     weight = max(1, shared + program.local_bytes * pitch)
     size = max(1, min(target // pitch, BATCH_BYTES // weight))
+    if program.grid_barrier:
+        size = max(1, min(COOPERATIVE_THREADS // pitch, BATCH_BYTES // weight))
+        if size < total:
+            raise Unsupported(f"a grid-wide barrier over more than {size} blocks of this kernel")
     if blocks is None:
         for start in range(0, total, size):
             yield np.arange(start, min(start + size, total), dtype=np.int64)

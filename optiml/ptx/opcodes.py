@@ -46,11 +46,15 @@ class UnknownForm(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Pure:
-    """An operation without side effects: tokens of its operands and result, and the function."""
+    """An operation without side effects: tokens of its operands and result, and the function.
+
+    `wide_literals`: the function also takes float32 literals as float64.
+    """
 
     inputs: tuple[str, ...]
     output: str
     apply: Operation
+    wide_literals: bool = False
 
 
 def _integer(type_name: str) -> str:
@@ -204,7 +208,8 @@ def _fma(parts: tuple[str, ...]) -> Pure:
         operation = num.fma_f64 if mode == "rn" else num.f64_directed("fma", mode)
     else:
         raise UnknownForm
-    return Pure(inputs=(token,) * 3, output=token, apply=_modified(operation, found))
+    plain = kind == "f32" and not found & {"ftz"}
+    return Pure(inputs=(token,) * 3, output=token, apply=_modified(operation, found), wide_literals=plain)
 
 
 def _div(parts: tuple[str, ...]) -> Pure:
@@ -685,8 +690,8 @@ PURE: Mapping[str, Row] = MappingProxyType(
 # Families built by a method of the lowering: memory, warps, barriers, calls, several destinations.
 EFFECTS: Mapping[str, str] = MappingProxyType(
     {
-        "mov": "mov", "setp": "setp", "lop3": "lop3", "cvta": "cvta", "isspacep": "isspacep", "addc": "carry",
-        "subc": "carry", "madc": "carry", "ld": "load", "ldu": "load", "st": "store", "atom": "atomic",
+        "mov": "mov", "setp": "setp", "lop3": "lop3", "cvta": "cvta", "isspacep": "isspacep",
+        "ld": "load", "ldu": "load", "st": "store", "atom": "atomic",
         "red": "atomic", "cp": "copy_async", "prefetch": "nothing", "prefetchu": "nothing", "membar": "nothing",
         "fence": "nothing", "nanosleep": "pause", "pmevent": "nothing", "discard": "nothing",
         "applypriority": "nothing", "createpolicy": "policy", "trap": "trap", "brkpt": "trap", "shfl": "shuffle",
@@ -734,6 +739,6 @@ def operation_class(parts: tuple[str, ...]) -> str:
         if family in ("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "div"):
             return "sfu"
         return "fadd" if family in ("min", "max", "abs", "neg", "setp", "set") else "other"
-    if family in PURE or family in ("setp", "lop3", "addc", "subc", "madc"):
+    if family in PURE or family in ("setp", "lop3"):
         return "int"
     return "other"

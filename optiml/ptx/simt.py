@@ -24,7 +24,7 @@ from optiml.ptx.memory import UNIFORM_ZERO, Allocation, raise_fault, typed_views
 
 if TYPE_CHECKING:
     from optiml.ptx.counters import Recorder
-    from optiml.ptx.lower import BarrierCall, Program, Segment
+    from optiml.ptx.program import BarrierCall, Program, Segment
 
 Array = Any
 Frame = list[Array]

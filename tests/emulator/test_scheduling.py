@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from launching import compiled, launch, snippet
 
+from optiml.errors import Unsupported
 from optiml.ptx import Machine, parse
 
 Run = Callable[..., Any]
@@ -34,6 +35,20 @@ def test_blocks_may_wait_for_later_blocks() -> None:
     __syncthreads(); y[blockIdx.x * 32 + threadIdx.x] = *arrived; }"""
     got = launch(parse(compiled(source)), "k", 16, 32, zeros(1), zeros(512), same=False).arrays[1]
     assert (got == 16).all()
+
+
+GRID_BARRIER = """#include <cooperative_groups.h>
+extern "C" __global__ void k(int* x, int* y) { auto grid = cooperative_groups::this_grid(); int i = grid.thread_rank();
+x[i] = i; grid.sync(); y[i] = x[gridDim.x * blockDim.x - 1 - i]; grid.sync(); x[i] = y[i] + 1; }"""
+
+
+def test_a_barrier_over_the_whole_grid() -> None:
+    module = parse(compiled(GRID_BARRIER))
+    got = launch(module, "k", 20, 64, zeros(1280), zeros(1280)).arrays
+    assert np.array_equal(got[1], np.arange(1280)[::-1])
+    assert np.array_equal(got[0], got[1] + 1)
+    with pytest.raises(Unsupported, match="grid-wide barrier"):
+        launch(module, "k", 5000, 64, zeros(1280), zeros(1280))
 
 
 def test_a_chain_of_blocks_through_flags() -> None:

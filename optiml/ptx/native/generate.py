@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def _tables(table: dict[str, Any]) -> str:
     parts = [f'#define FINGERPRINT "{table["fingerprint"]()}"\n']
     for name, (halves, values) in table["fp8_tables"]().items():
         parts.append(f"static const uint16_t {name}_half[256] = {{{', '.join(map(str, halves))}}};\n")
-        middles = [(x + y) / 2 for x, y in zip(values, values[1:], strict=False)]
+        middles = [(x + y) / 2 for x, y in itertools.pairwise(values)]
         parts.append(f"static const double {name}_middle[{len(middles)}] = {{{', '.join(map(float.hex, middles))}}};\n")
         parts.append(
             f"static inline uint32_t to_{name}(float x) {{\n"

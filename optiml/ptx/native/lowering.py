@@ -17,25 +17,15 @@ from typing import Any
 import numpy as np
 
 from optiml.ptx import atomics, memory, opcodes
-from optiml.ptx.lower import (
-    _CLOCKS,
-    _LAUNCH_SPECIALS,
-    _SPECIAL_64,
-    _THREAD_SPECIALS,
-    _UNSIGNED,
-    BUILTINS,
-    Lowering,
-    _bits_of,
-    _Block,
-    _Context,
-    _Item,
-)
+from optiml.ptx.closures import UNSIGNED, bits_of
+from optiml.ptx.emit import space_of
+from optiml.ptx.inline import BUILTINS, Item, storage
+from optiml.ptx.lower import Lowering
 from optiml.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from optiml.ptx.native import table
 from optiml.ptx.numerics import BOOL, F16, F32, U32, U64
 from optiml.ptx.opcodes import DTYPES, TOKENS
 from optiml.ptx.parse import (
-    TYPE_BYTES,
     Address,
     Function,
     Immediate,
@@ -47,6 +37,7 @@ from optiml.ptx.parse import (
     Vector,
     registers_in,
 )
+from optiml.ptx.registers import CLOCKS, LAUNCH_SPECIALS, THREAD_SPECIALS, WIDE_SPECIALS
 from optiml.ptx.simt import BARRIER, BRANCH
 
 NONE = 0xFFFFFFFF
@@ -136,33 +127,13 @@ class NativeLowering(Lowering):
 
     def __init__(self, module: Module, kernel: Function) -> None:
         self.widths: dict[int, int] = {}  # lane bytes by slot
+        self.native_rows: dict[str, table.Row] = {}
         super().__init__(module, kernel, False, frozenset())
+        if self.program.grid_barrier:
+            raise NotNative("grid-wide barrier")
         self.native = _packed(self)
 
     # -- registers and operands -------------------------------------------------------------------------------
-
-    def choose_dtypes(self, blocks: list[_Block]) -> None:
-        """Registers are stored by size alone."""
-        declared: dict[str, str] = {}
-        for block in blocks:
-            for item in block.items:
-                self.item = item
-                context, instruction = item.context, item.instruction
-                if instruction.predicate is not None:
-                    self.note(declared, context, instruction.predicate[0])
-                for operand in instruction.dst:
-                    for name in registers_in(operand):
-                        self.note(declared, context, name)
-                for operand in instruction.src:
-                    for name in registers_in(operand):
-                        self.note(declared, context, name)
-                        self.read_count[context.prefix + name] += 1
-        for name, type_name in declared.items():
-            self.dtypes[name] = BOOL if type_name == "pred" else _UNSIGNED[TYPE_BYTES[type_name]]
-
-    def known_zero_bits(self, blocks: list[_Block]) -> dict[str, int]:
-        """Every access is checked as it is made, which costs nothing here."""
-        return {}
 
     def temporary(self, width: int) -> int:
         slot = self.new_slot()
@@ -175,16 +146,16 @@ class NativeLowering(Lowering):
         return slot
 
     def special(self, name: str) -> tuple[int, np.dtype[Any]]:
-        dtype = U64 if name in _SPECIAL_64 else U32
+        dtype = U64 if name in WIDE_SPECIALS else U32
         slot = self.slot(name)
         self.widths[slot] = _lane_bytes(dtype)
-        if name in _LAUNCH_SPECIALS:
+        if name in LAUNCH_SPECIALS:
             self.program.launch_values[name] = slot
-        elif name in _CLOCKS:
+        elif name in CLOCKS:
             width = self.widths[slot]
             self.emit(table.EFFECT_NUMBERS[f"clock_{width}"], [slot], [], aux=int(name.endswith("_hi")))
             self.defines.add(slot)
-        elif name in _THREAD_SPECIALS and name in _SPECIAL_CODES:
+        elif name in THREAD_SPECIALS and name in _SPECIAL_CODES:
             self.program.specials[name] = slot
             self.uses.add(slot)
         else:
@@ -200,8 +171,9 @@ class NativeLowering(Lowering):
     def source(self, operand: Operand, dtype: np.dtype[Any], *, dimensions: int = 1) -> tuple[int, None]:
         """Slot of an operand, brought to the lane width of `dtype` if it is a wider register."""
         if isinstance(operand, Immediate):
-            kind = {4: F32, 2: F16}.get(dtype.itemsize, dtype) if operand.kind == "f64" else dtype
-            return self.literal(_bits_of(operand, kind), kind), None
+            if operand.kind == "f64" and dtype.itemsize < 8:
+                dtype = F32 if dtype.itemsize == 4 else F16
+            return self.literal(bits_of(operand, dtype), dtype), None
         if isinstance(operand, Symbol):
             slot, stored = self.symbol(operand)
             self.widths.setdefault(slot, 8)
@@ -235,7 +207,7 @@ class NativeLowering(Lowering):
         if not isinstance(operand, Register):
             raise NotNative("destination")
         full = self.item.context.prefix + operand.name
-        stored = self.dtypes[full]
+        stored = self.registers.dtypes[full]
         if (stored == BOOL) != (dtype == BOOL) or _lane_bytes(stored) != _lane_bytes(dtype):
             raise NotNative("destination width")
         if dtype.itemsize > stored.itemsize:
@@ -246,7 +218,8 @@ class NativeLowering(Lowering):
         return slot, None
 
     def wide_register(self, operand: Operand) -> bool:
-        return isinstance(operand, Register) and self.dtypes[self.item.context.prefix + operand.name].itemsize == 8
+        stored = self.stored_dtype(operand)
+        return stored is not None and stored.itemsize == 8
 
     def symbol(self, symbol: Symbol) -> tuple[int, np.dtype[Any]]:
         slot, dtype = super().symbol(symbol)
@@ -275,22 +248,18 @@ class NativeLowering(Lowering):
         for step in self.steps:
             step.pred, step.negated = slot, predicate[1]  # type: ignore[attr-defined]
 
-    def row(self, item: _Item) -> Any:
-        """Rows are looked up in the native table."""
-        found = self.rows.get(item.instruction.opcode)
+    def row(self, item: Item) -> table.Row:
+        """The row of the native table for a pure instruction."""
+        opcode = item.instruction.opcode
+        found = self.native_rows.get(opcode)
         if found is None:
-            if item.instruction.parts[0] == "set":
-                return None
-            key = table.canonical(item.instruction.parts)
-            native = table.ROWS.get(key)
-            if native is None:
-                raise NotNative(item.instruction.opcode)
-            found = self.rows[item.instruction.opcode] = native  # type: ignore[assignment]
-        if len(item.instruction.dst) != 1 or len(item.instruction.src) != len(found.inputs):
-            raise NotNative(item.instruction.opcode)
+            native = table.ROWS.get(table.canonical(item.instruction.parts))
+            if native is None or len(item.instruction.src) != len(native.inputs):
+                raise NotNative(opcode)
+            found = self.native_rows[opcode] = native
         return found
 
-    def lower(self, item: _Item, segment: Any) -> None:
+    def lower(self, item: Item, segment: Any) -> None:
         family = item.instruction.parts[0]
         if family == "set":
             self.native_set(item)
@@ -316,18 +285,18 @@ class NativeLowering(Lowering):
             return
         self.emit(table.NUMBERS[row], [self.target(target, out)[0]], slots)
 
-    def native_nothing(self, item: _Item, segment: Any) -> None:
+    def native_nothing(self, item: Item, segment: Any) -> None:
         """Fences and hints: threads run in an order that is sequentially consistent anyway."""
 
     native_pause = native_nothing
 
-    def native_policy(self, item: _Item, segment: Any) -> None:
+    def native_policy(self, item: Item, segment: Any) -> None:
         self.move("@mov8", self.target(item.instruction.dst[0], U64)[0], self.literal(0, U64))
 
-    def native_trap(self, item: _Item, segment: Any) -> None:
+    def native_trap(self, item: Item, segment: Any) -> None:
         self.emit(table.EFFECT_NUMBERS["trap"], [], [])
 
-    def native_mov(self, item: _Item, segment: Any) -> None:
+    def native_mov(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         target, source = instruction.dst[0], instruction.src[0]
         kind = instruction.parts[-1]
@@ -336,13 +305,13 @@ class NativeLowering(Lowering):
         elif isinstance(source, Vector):
             self.pack(source, kind, target)
         else:
-            dtype = BOOL if kind == "pred" else _UNSIGNED[int(TOKENS[kind][1:])]
+            dtype = BOOL if kind == "pred" else UNSIGNED[int(TOKENS[kind][1:])]
             slot = self.source(source, dtype)[0]
             self.move("@mov8" if dtype.itemsize == 8 else "@mov4", self.target(target, dtype)[0], slot)
 
     def unpack(self, source: Operand, kind: str, target: Vector) -> None:
         size, count = int(TOKENS[kind][1:]), len(target.elements)
-        whole, part = _UNSIGNED[size], _UNSIGNED[size // count]
+        whole, part = UNSIGNED[size], UNSIGNED[size // count]
         slot = self.plain_source(source, whole)
         for index, element in enumerate(target.elements):
             if element is None:
@@ -362,11 +331,11 @@ class NativeLowering(Lowering):
 
     def pack(self, source: Vector, kind: str, target: Operand) -> None:
         size, count = int(TOKENS[kind][1:]), len(source.elements)
-        part = _UNSIGNED[size // count]
+        part = UNSIGNED[size // count]
         if any(element is None for element in source.elements):
             raise NotNative("pack")
         slots = [self.plain_source(element, part) for element in source.elements]  # type: ignore[arg-type]
-        into = self.target(target, _UNSIGNED[size])[0]
+        into = self.target(target, UNSIGNED[size])[0]
         if (size, count) == (8, 2):
             self.move("@pack8", into, *slots)
         elif (size, count) == (4, 2):
@@ -393,7 +362,7 @@ class NativeLowering(Lowering):
         self.emit(table.NUMBERS[row], [truth], slots)
         return truth, combine
 
-    def native_setp(self, item: _Item, segment: Any) -> None:
+    def native_setp(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         wanted = [not isinstance(operand, Raw) for operand in instruction.dst]
         if len(instruction.src) == 2 and len(instruction.dst) == 1 and wanted[0]:
@@ -422,7 +391,7 @@ class NativeLowering(Lowering):
             if is_wanted:
                 self.move("@mov4", self.target(operand, BOOL)[0], value)
 
-    def native_set(self, item: _Item) -> None:
+    def native_set(self, item: Item) -> None:
         instruction = item.instruction
         names = [p for p in instruction.parts[1:] if p != "ftz"]
         out_name = names[-2]
@@ -437,14 +406,14 @@ class NativeLowering(Lowering):
             other = self.source(instruction.src[2], BOOL)[0]
             self.emit(table.NUMBERS[table.ROWS[f"{combine}.pred"]], [joined], [truth, other])
             truth = joined
-        dtype = _UNSIGNED[int(TOKENS[out_name][1:])]
+        dtype = UNSIGNED[int(TOKENS[out_name][1:])]
         if dtype.itemsize == 8:
             raise NotNative(instruction.opcode)
         ones = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}.get(out_name, (1 << 8 * dtype.itemsize) - 1)
         sources = [self.literal(ones, dtype), self.literal(0, dtype), truth]
         self.emit(table.NUMBERS[table.ROWS["selp.b32"]], [self.target(instruction.dst[0], dtype)[0]], sources)
 
-    def native_lop3(self, item: _Item, segment: Any) -> None:
+    def native_lop3(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         truth_table = instruction.src[3]
         if len(instruction.parts) != 2 or not isinstance(truth_table, Immediate):
@@ -453,7 +422,7 @@ class NativeLowering(Lowering):
         target = self.target(instruction.dst[0], U32)[0]
         self.emit(table.EFFECT_NUMBERS["lop3"], [target], slots, aux=truth_table.value & 0xFF)
 
-    def native_cvta(self, item: _Item, segment: Any) -> None:
+    def native_cvta(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         parts = instruction.parts
         space = parts[2] if parts[1] == "to" else parts[1]
@@ -468,7 +437,7 @@ class NativeLowering(Lowering):
         else:
             self.move("@add8", target, slot, self.literal(-base if parts[1] == "to" else base, U64))
 
-    def native_isspacep(self, item: _Item, segment: Any) -> None:
+    def native_isspacep(self, item: Item, segment: Any) -> None:
         space = item.instruction.parts[1].split("::")[0]
         windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": -1}
         window = windows[space]
@@ -488,7 +457,7 @@ class NativeLowering(Lowering):
             raise NotNative(f"access to {space} memory")
         return _SPACES[space] | wide
 
-    def native_load(self, item: _Item, segment: Any) -> None:
+    def native_load(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         parts = instruction.parts
         space, lanes, kind = self.memory_words(item)
@@ -519,7 +488,7 @@ class NativeLowering(Lowering):
         number = table.EFFECT_NUMBERS.get(f"load_{element}_{width}_{lanes}")
         if number is None:
             raise NotNative(instruction.opcode)
-        slots = [-1 if t is None else self.target(t, _UNSIGNED[width if width == 8 else size])[0] for t in targets]
+        slots = [-1 if t is None else self.target(t, UNSIGNED[width if width == 8 else size])[0] for t in targets]
         self.emit(number, slots, [base], aux=aux | self.flags(space, wide), imm=offset)
 
     def native_parameter(self, address: Address, targets: list[Operand | None], token: str) -> None:
@@ -538,14 +507,14 @@ class NativeLowering(Lowering):
                     raise NotNative("parameter")
                 slot = self.parameter(param.offset + at, DTYPES[token])
             else:
-                slot = self.call_piece(self.storage(context, name), at, piece)
+                slot = self.call_piece(storage(context, name), at, piece)
                 self.uses.add(slot)
                 if token[0] == "i" and piece < 4:
                     raise NotNative("narrow parameter")
             self.widths[slot] = 8 if piece == 8 else 4
-            self.move("@mov8" if piece == 8 else "@mov4", self.target(target, _UNSIGNED[piece])[0], slot)
+            self.move("@mov8" if piece == 8 else "@mov4", self.target(target, UNSIGNED[piece])[0], slot)
 
-    def native_store(self, item: _Item, segment: Any) -> None:
+    def native_store(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         space, lanes, kind = self.memory_words(item)
         if TOKENS[kind][0] == "p":
@@ -556,14 +525,14 @@ class NativeLowering(Lowering):
         if len(sources) != lanes or any(operand is None for operand in sources):
             raise NotNative(instruction.opcode)
         address = instruction.src[0]
-        slots = [self.source(operand, _UNSIGNED[size])[0] for operand in sources]  # type: ignore[arg-type]
+        slots = [self.source(operand, UNSIGNED[size])[0] for operand in sources]  # type: ignore[arg-type]
         if space == "param":
             if not isinstance(address, Address) or not isinstance(address.base, Symbol):
                 raise NotNative(instruction.opcode)
             start = address.base.offset + address.offset
-            storage = self.storage(item.context, address.base.name)
+            place = storage(item.context, address.base.name)
             for index, slot in enumerate(slots):
-                to = self.call_piece(storage, start + index * size, size)
+                to = self.call_piece(place, start + index * size, size)
                 self.widths[to] = 8 if size == 8 else 4
                 self.defines.add(to)
                 self.move("@mov8" if size == 8 else "@mov4", to, slot)
@@ -575,7 +544,7 @@ class NativeLowering(Lowering):
         ordered = _POLLS if {"volatile", "relaxed", "release"} & set(instruction.parts) else 0
         self.emit(number, [], [base, *slots], aux=self.flags(space, wide) | ordered, imm=offset)
 
-    def native_atomic(self, item: _Item, segment: Any) -> None:
+    def native_atomic(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         parts = instruction.parts
         if set(parts[1:-1]) - self._ATOMIC_WORDS:
@@ -584,7 +553,7 @@ class NativeLowering(Lowering):
         found = atomics.combination(operations[0], parts[-1]) if len(operations) == 1 else None
         if found is None:
             raise NotNative(instruction.opcode)
-        dtype = _UNSIGNED[found[0].itemsize]
+        dtype = UNSIGNED[found[0].itemsize]
         operation = operations[0]
         base, offset, wide = self.place(instruction.src[0])
         self.program.waits = True
@@ -596,16 +565,16 @@ class NativeLowering(Lowering):
         if instruction.dst:
             slot = self.target(instruction.dst[0], dtype)[0]
             name = next(registers_in(instruction.dst[0]), "")
-            target = slot if self.read_count[item.context.prefix + name] else -1
+            target = slot if self.registers.read_count[item.context.prefix + name] else -1
         if not -(2**31) <= offset < 2**31:
             raise NotNative("offset")
         self.emit(
             table.EFFECT_NUMBERS[f"atomic_{dtype.itemsize}"], [target], [base, *slots],
-            aux=self.flags(self.space_of(parts), wide), imm=_ATOMICS[operation] | _ATOMIC_TYPES[parts[-1]] << 8,
+            aux=self.flags(space_of(parts), wide), imm=_ATOMICS[operation] | _ATOMIC_TYPES[parts[-1]] << 8,
             raw={4: offset & NONE},
         )  # fmt: skip
 
-    def native_copy_async(self, item: _Item, segment: Any) -> None:
+    def native_copy_async(self, item: Item, segment: Any) -> None:
         """cp.async copies at once; commit and wait have nothing left to do."""
         instruction = item.instruction
         parts = instruction.parts
@@ -625,10 +594,10 @@ class NativeLowering(Lowering):
 
     # -- warps ------------------------------------------------------------------------------------------------
 
-    def native_warp_barrier(self, item: _Item, segment: Any) -> None:
+    def native_warp_barrier(self, item: Item, segment: Any) -> None:
         self.member_mask(item.instruction.src[0], segment)
 
-    def native_shuffle(self, item: _Item, segment: Any) -> None:
+    def native_shuffle(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         parts = instruction.parts
         if parts[1] != "sync" or parts[2] not in _SHUFFLES or parts[-1] != "b32":
@@ -640,7 +609,7 @@ class NativeLowering(Lowering):
         value = -1 if isinstance(first, Raw) else self.target(first, U32)[0]
         self.emit(table.EFFECT_NUMBERS["shuffle"], [value, flag], slots, aux=_SHUFFLES[parts[2]])
 
-    def native_vote(self, item: _Item, segment: Any) -> None:
+    def native_vote(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         parts = instruction.parts
         if parts[1] != "sync" or parts[2] not in _VOTES:
@@ -657,19 +626,19 @@ class NativeLowering(Lowering):
         self.emit(table.EFFECT_NUMBERS["vote"], [target], [slot, mask], aux=_VOTES[parts[2]],
                   imm=NONE if negated else 0)  # fmt: skip
 
-    def native_match(self, item: _Item, segment: Any) -> None:
+    def native_match(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         parts = instruction.parts
         mask = self.member_mask(instruction.src[1], segment)
         size = int(TOKENS[parts[-1]][1:])
-        value = self.plain_source(instruction.src[0], _UNSIGNED[size])
+        value = self.plain_source(instruction.src[0], UNSIGNED[size])
         flag = self.target(instruction.dst[1], BOOL)[0] if len(instruction.dst) > 1 else -1
         target = self.target(instruction.dst[0], U32)[0]
         if parts[1] not in ("any", "all") or size not in (4, 8):
             raise NotNative(instruction.opcode)
         self.emit(table.EFFECT_NUMBERS[f"match_{size}"], [target, flag], [value, mask], aux=int(parts[1] == "all"))
 
-    def native_redux(self, item: _Item, segment: Any) -> None:
+    def native_redux(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         parts = instruction.parts
         if len(parts) != 4 or parts[2] not in ("add", "min", "max", "and", "or", "xor") or TOKENS[parts[3]][1:] != "4":
@@ -680,10 +649,10 @@ class NativeLowering(Lowering):
         self.emit(table.EFFECT_NUMBERS["redux"], [target], [value, mask], aux=_ATOMICS[parts[2]],
                   imm=_ATOMIC_TYPES[parts[-1]])  # fmt: skip
 
-    def native_activemask(self, item: _Item, segment: Any) -> None:
+    def native_activemask(self, item: Item, segment: Any) -> None:
         self.emit(table.EFFECT_NUMBERS["activemask"], [self.target(item.instruction.dst[0], U32)[0]], [])
 
-    def native_elect(self, item: _Item, segment: Any) -> None:
+    def native_elect(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         mask = self.member_mask(instruction.src[0], segment)
         first = instruction.dst[0]
@@ -691,7 +660,7 @@ class NativeLowering(Lowering):
         flag = self.target(instruction.dst[1], BOOL)[0] if len(instruction.dst) > 1 else -1
         self.emit(table.EFFECT_NUMBERS["elect"], [leader, flag], [mask])
 
-    def native_builtin_call(self, item: _Item, segment: Any) -> None:
+    def native_builtin_call(self, item: Item, segment: Any) -> None:
         """vprintf and __assertfail; entering a device function needs no work, its code follows."""
         instruction = item.instruction
         callee = instruction.src[0]
@@ -702,7 +671,7 @@ class NativeLowering(Lowering):
         for operand in instruction.src[1:3]:
             if not isinstance(operand, Symbol):
                 raise NotNative(instruction.opcode)
-            slot = self.call_piece(self.storage(item.context, operand.name), 0, 8)
+            slot = self.call_piece(storage(item.context, operand.name), 0, 8)
             self.widths[slot] = 8
             self.uses.add(slot)
             pieces.append(slot)
@@ -711,14 +680,14 @@ class NativeLowering(Lowering):
             symbol = instruction.dst[0]
             if not isinstance(symbol, Symbol):
                 raise NotNative(instruction.opcode)
-            result = self.call_piece(self.storage(item.context, symbol.name), 0, 4)
+            result = self.call_piece(storage(item.context, symbol.name), 0, 4)
             self.widths[result] = 4
             self.defines.add(result)
         self.emit(table.EFFECT_NUMBERS["print"], [result], pieces, aux=int(callee.name == "__assertfail"))
 
 
 def _dtype(token: str) -> np.dtype[Any]:
-    return BOOL if token in ("p", "m") else _UNSIGNED[int(token[1:])]
+    return BOOL if token in ("p", "m") else UNSIGNED[int(token[1:])]
 
 
 # -- packing ------------------------------------------------------------------------------------------------------

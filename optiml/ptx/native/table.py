@@ -46,15 +46,12 @@ def canonical(parts: tuple[str, ...]) -> str:
     return ".".join([family, *modifiers, *types])
 
 
-_TYPE_NAMES = frozenset(
-    "u8 s8 b8 u16 s16 b16 f16 bf16 u32 s32 b32 f32 f16x2 bf16x2 tf32 u64 s64 b64 f64 pred u16x2 s16x2 "
-    "e4m3x2 e5m2x2".split()
-)
 _TOKEN = {
     "u8": "u1", "s8": "i1", "b8": "u1", "u16": "u2", "s16": "i2", "b16": "u2", "f16": "f2", "bf16": "u2", "u32": "u4",
     "s32": "i4", "b32": "u4", "f32": "f4", "f16x2": "u4", "bf16x2": "u4", "tf32": "u4", "u64": "u8", "s64": "i8",
     "b64": "u8", "f64": "f8", "pred": "p", "u16x2": "u4", "s16x2": "u4", "e4m3x2": "u2", "e5m2x2": "u2",
 }  # fmt: skip
+_TYPE_NAMES = frozenset(_TOKEN)
 _INTS = ("u16", "s16", "u32", "s32", "u64", "s64")
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 
@@ -359,20 +356,20 @@ def _conversions() -> None:
             _row(f"cvt.rn.bf16.{source}", "u2", token, "f2b(odd_f((double)a))")
     for ftz in (False, True):
         word, x = (".ftz", "flush_f(a)") if ftz else ("", "a")
-        for sat in (False, True):
+        for clamp in (False, True):
             for mode, function in (("", ""), *rounds.items()):
                 inner = f"{function}f({x})" if function else x
-                words = [w for w in (mode, "ftz" * ftz, "sat" * sat) if w]
-                _row(".".join(["cvt", *words, "f32.f32"]), "f4", "f4", _modified(inner, ftz=ftz, sat=sat, kind="f"))
+                words = [w for w in (mode, "ftz" * ftz, "sat" * clamp) if w]
+                _row(".".join(["cvt", *words, "f32.f32"]), "f4", "f4", _modified(inner, ftz=ftz, sat=clamp, kind="f"))
             for mode in _ROUNDINGS:
-                form = _modified("(float)a", ftz=ftz, sat=sat, kind="f")
-                _row(f"cvt.{mode}{word}{'.sat' * sat}.f32.f64", "f4", "f8", form, mode)
+                form = _modified("(float)a", ftz=ftz, sat=clamp, kind="f")
+                _row(f"cvt.{mode}{word}{'.sat' * clamp}.f32.f64", "f4", "f8", form, mode)
             form = f"(double){x}"
-            _row(f"cvt{word}{'.sat' * sat}.f64.f32", "f8", "f4", f"sat_d({form})" if sat else form)
-            form = _modified("h2f(a)", ftz=ftz, sat=sat, kind="f")
-            _row(f"cvt{word}{'.sat' * sat}.f32.f16", "f4", "f2", form)
+            _row(f"cvt{word}{'.sat' * clamp}.f64.f32", "f8", "f4", f"sat_d({form})" if clamp else form)
+            form = _modified("h2f(a)", ftz=ftz, sat=clamp, kind="f")
+            _row(f"cvt{word}{'.sat' * clamp}.f32.f16", "f4", "f2", form)
             form = f"f2h({x})"
-            _row(f"cvt.rn{word}{'.sat' * sat}.f16.f32", "f2", "f4", f"h_sat({form})" if sat else form)
+            _row(f"cvt.rn{word}{'.sat' * clamp}.f16.f32", "f2", "f4", f"h_sat({form})" if clamp else form)
         _row(f"cvt.rz{word}.f16.f32", "f2", "f4", f"f2h_rz({x})")
     for mode, function in rounds.items():
         _row(f"cvt.{mode}.f64.f64", "f8", "f8", f"{function}(a)")
@@ -447,8 +444,8 @@ EFFECTS: tuple[str, ...] = (
       for lanes in (1, 2, 4) if int(element[1]) * lanes <= 16),
     *(f"load_{element}_8_1" for element in ("u1", "i1", "u2", "i2", "u4", "i4")),
     *(f"store_{size}_{lanes}" for size in (1, 2, 4, 8) for lanes in (1, 2, 4) if size * lanes <= 16),
-    "atomic_4", "atomic_8", "atomic_2", "copy_async", "shuffle", "vote", "match_4", "match_8", "redux", "activemask", "elect",
-    "lop3", "trap", "clock_4", "clock_8", "print",
+    "atomic_4", "atomic_8", "atomic_2", "copy_async", "shuffle", "vote", "match_4", "match_8", "redux", "activemask",
+    "elect", "lop3", "trap", "clock_4", "clock_8", "print",
 )  # fmt: skip
 
 PURE_HANDLERS: tuple[Row, ...] = tuple(dict.fromkeys(ROWS.values()))
