@@ -118,9 +118,13 @@ def main() -> None:
     print(f"engine {report['engine']}, load {report['load']:.1f}, peak {report['peak_rss_mb']} MB, lowering "
           f"{report['lowering_ms_per_1000_instructions']} ms per 1000 instructions")  # fmt: skip
     for row in report["cases"]:
-        print(f"{row['name']:20} {row['thread_instructions'] / 1e6:8.1f} M  " + "  ".join(
+        figures = [
             f"{mode} {row[mode]['cpu_s']:.3f} s ({row[mode]['ti_per_s'] / 1e9:.2f} G/s)"
-            for mode in (*MODES, "numpy") if mode in row) + (f"  bar {row['bar_s']} s" if row["bar_s"] else ""))  # fmt: skip
+            for mode in (*MODES, "numpy")
+            if mode in row
+        ]
+        bar = f"  bar {row['bar_s']} s" if row["bar_s"] else ""
+        print(f"{row['name']:20} {row['thread_instructions'] / 1e6:8.1f} M  {'  '.join(figures)}{bar}")
 
 
 if __name__ == "__main__":

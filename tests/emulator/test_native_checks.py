@@ -50,40 +50,48 @@ BUGS = [
         fixed="__shared__ float s[128]; int t = threadIdx.x;\ns[t] = x[t];\n__syncthreads();\n"
         "y[blockIdx.x * 128 + t] = s[t ^ 1];\n}"),
     Bug(name="local array overrun", kind="out_of_bounds",
-        body="float a[4] = {1, 2, 3, 4}; int t = threadIdx.x;\na[t & 7] = x[t]; // BUG\ny[blockIdx.x * 128 + t] = a[n & 3];\n}",
-        fixed="float a[8] = {1, 2, 3, 4}; int t = threadIdx.x;\na[t & 7] = x[t];\ny[blockIdx.x * 128 + t] = a[n & 3];\n}"),
+        body="float a[4] = {1, 2, 3, 4}; int t = threadIdx.x;\na[t & 7] = x[t]; // BUG\n"
+        "y[blockIdx.x * 128 + t] = a[n & 3];\n}",
+        fixed="float a[8] = {1, 2, 3, 4}; int t = threadIdx.x;\na[t & 7] = x[t];\n"
+        "y[blockIdx.x * 128 + t] = a[n & 3];\n}"),
     Bug(name="misaligned vector read", kind="misaligned",
         body="int t = threadIdx.x & 15;\nfloat4 v = *(const float4*)(x + 4 * t + 1); // BUG\n"
         "y[blockIdx.x * 128 + threadIdx.x] = v.x + v.y + v.z + v.w;\n}",
         fixed="int t = threadIdx.x & 15;\nfloat4 v = *(const float4*)(x + 4 * t);\n"
         "y[blockIdx.x * 128 + threadIdx.x] = v.x + v.y + v.z + v.w;\n}"),
     Bug(name="misaligned write", kind="misaligned",
-        body="char* p = (char*)(y + blockIdx.x * 120 + (threadIdx.x & 63));\n*(float*)(p + 2) = x[threadIdx.x]; // BUG\n}",
+        body="char* p = (char*)(y + blockIdx.x * 120 + (threadIdx.x & 63));\n"
+        "*(float*)(p + 2) = x[threadIdx.x]; // BUG\n}",
         fixed="char* p = (char*)(y + blockIdx.x * 128 + threadIdx.x);\n*(float*)(p) = x[threadIdx.x];\n}"),
     Bug(name="missing barrier before reading neighbours", kind="race",
         body=SHARED + "s[t] = x[i];\ny[i] = s[127 - t];\n// nothing\n}",
         fixed=SHARED + "s[t] = x[i];\n__syncthreads(); y[i] = s[127 - t];\n// nothing\n}"),
     Bug(name="missing barrier before the next round overwrites", kind="race",
-        body=SHARED + "for (int r = 0; r < 3; r++) {\ns[t] = x[i] + r; // BUG\n__syncthreads();\ny[i] = s[127 - t] + r;\n} }",
+        body=SHARED + "for (int r = 0; r < 3; r++) {\ns[t] = x[i] + r; // BUG\n__syncthreads();\n"
+        "y[i] = s[127 - t] + r;\n} }",
         fixed=SHARED + "for (int r = 0; r < 3; r++) {\ns[t] = x[i] + r;\n__syncthreads();\ny[i] = s[127 - t] + r;\n"
         "__syncthreads(); } }"),
     Bug(name="two warps write one word", kind="race", hazard="write-after-write",
         body=SHARED + "s[t & 31] = x[i]; // BUG\n__syncthreads();\ny[i] = s[t & 31];\n}",
         fixed=SHARED + "if (t < 32) s[t & 31] = x[i];\n__syncthreads();\ny[i] = s[t & 31];\n}"),
     Bug(name="reduction without barriers", kind="race",
-        body=SHARED + "s[t] = x[i]; __syncthreads();\nfor (int o = 64; o; o >>= 1) if (t < o) s[t] += s[t + o]; // BUG\n"
+        body=SHARED + "s[t] = x[i]; __syncthreads();\n"
+        "for (int o = 64; o; o >>= 1) if (t < o) s[t] += s[t + o]; // BUG\n"
         "__syncthreads();\nif (t == 0) y[blockIdx.x] = s[0];\n}",
         fixed=SHARED + "s[t] = x[i]; __syncthreads();\nfor (int o = 64; o; o >>= 1) { if (t < o) s[t] += s[t + o];"
         " __syncthreads(); }\nif (t == 0) y[blockIdx.x] = s[0];\n}"),
     Bug(name="result published without a barrier", kind="race",
-        body="__shared__ float total[2]; int t = threadIdx.x; if (t == 127) total[0] = x[0]; if (t == 0) total[1] = x[1];\n"
+        body="__shared__ float total[2]; int t = threadIdx.x; if (t == 127) total[0] = x[0]; "
+        "if (t == 0) total[1] = x[1];\n"
         "y[blockIdx.x * 128 + t] = total[1]; // BUG\nif (n < 0) y[0] = total[0]; }",
-        fixed="__shared__ float total[2]; int t = threadIdx.x; if (t == 127) total[0] = x[0]; if (t == 0) total[1] = x[1];\n"
+        fixed="__shared__ float total[2]; int t = threadIdx.x; if (t == 127) total[0] = x[0]; "
+        "if (t == 0) total[1] = x[1];\n"
         "__syncthreads(); y[blockIdx.x * 128 + t] = total[1];\nif (n < 0) y[0] = total[0]; }"),
     Bug(name="histogram without atomics", kind="race",
         body="__shared__ int h[4]; int t = threadIdx.x; if (t < 4) h[t] = 0; __syncthreads();\nh[t & 3] += 1; // BUG\n"
         "__syncthreads(); if (t < 4) y[blockIdx.x * 4 + t] = h[t];\n}",
-        fixed="__shared__ int h[4]; int t = threadIdx.x; if (t < 4) h[t] = 0; __syncthreads();\natomicAdd(&h[t & 3], 1);\n"
+        fixed="__shared__ int h[4]; int t = threadIdx.x; if (t < 4) h[t] = 0; __syncthreads();\n"
+        "atomicAdd(&h[t & 3], 1);\n"
         "__syncthreads(); if (t < 4) y[blockIdx.x * 4 + t] = h[t];\n}"),
     Bug(name="counters cleared without a barrier", kind="race",
         body="__shared__ int h[128]; int t = threadIdx.x; h[t] = 0;\natomicAdd(&h[127 - t], 1);\n"
@@ -117,7 +125,8 @@ BUGS = [
         body="int i = blockIdx.x * 127 + threadIdx.x;\ny[i] = x[threadIdx.x] * 2 + blockIdx.x + 1; // BUG\n}",
         fixed="int i = blockIdx.x * 128 + threadIdx.x;\ny[i] = x[threadIdx.x] * 2 + blockIdx.x + 1;\n}"),
     Bug(name="reads what another block writes", kind="race",
-        body="int i = blockIdx.x * 128 + threadIdx.x;\nfloat v = y[(i + 128) & 255]; // either\ny[i] = v + x[i] + 1;\n}",
+        body="int i = blockIdx.x * 128 + threadIdx.x;\nfloat v = y[(i + 128) & 255]; // either\n"
+        "y[i] = v + x[i] + 1;\n}",
         fixed="int i = blockIdx.x * 128 + threadIdx.x;\nfloat v = y[i]; // either\ny[i] = v + x[i] + 1;\n}"),
     Bug(name="in-place stencil", kind="race",
         body="int i = blockIdx.x * 128 + threadIdx.x;\nif (i > 0) y[i] = y[i - 1] + 1 + x[i]; // BUG\n}",
@@ -143,7 +152,8 @@ BUGS = [
     Bug(name="atomics on memory that was never set", kind="uninitialised",
         body="__shared__ int h[32]; int t = threadIdx.x;\natomicAdd(&h[t & 31], 1); // BUG\n__syncthreads();\n"
         "y[blockIdx.x * 128 + t] = h[t & 31];\n}",
-        fixed="__shared__ int h[32]; int t = threadIdx.x; if (t < 32) h[t] = 0; __syncthreads();\natomicAdd(&h[t & 31], 1);\n"
+        fixed="__shared__ int h[32]; int t = threadIdx.x; if (t < 32) h[t] = 0; __syncthreads();\n"
+        "atomicAdd(&h[t & 31], 1);\n"
         "__syncthreads();\ny[blockIdx.x * 128 + t] = h[t & 31];\n}"),
     Bug(name="barrier that half a warp skips", kind="barrier_divergence",
         body=SHARED + "s[t] = x[i];\nif (t < 16) __syncthreads(); // BUG\ny[i] = s[t];\n}",
