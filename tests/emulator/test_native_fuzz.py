@@ -1,4 +1,4 @@
-"""Random programs with divergence, loops, shuffles and shared memory: both engines leave the same bytes and counters."""
+"""Random programs with divergence, loops, shuffles and shared memory: both engines leave the same bytes and counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def program(seed: int) -> str:
         shape = pick.randrange(4) if depth else 3
         if shape == 0:  # if and else
             other, end = next(labels), next(labels)
-            lines += [f"and.b32 %c, {register()}, {pick.choice([1, 3, 8])}; setp.eq.u32 %p2, %c, 0; @%p2 bra $L{other};"]
+            lines.append(f"and.b32 %c, {register()}, {pick.choice([1, 3, 8])};")
+            lines.append(f"setp.eq.u32 %p2, %c, 0; @%p2 bra $L{other};")
             lines += [*block(depth - 1), f"bra $L{end};", f"$L{other}:", *block(depth - 1), f"$L{end}:"]
         elif shape == 1:  # a loop of a length of its own in every thread
             head, counter = next(labels), f"%n{depth}"
