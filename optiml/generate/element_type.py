@@ -55,7 +55,7 @@ def _role(found: Sequence[Token], item: Mention) -> Literal["element", "accumula
     before = before[:2] if before and before[0] in ("in", "as", "are", "of", "to", "with") else before[:1]
     if set(after) & words.ACCUMULATOR_WORDS or set(before) & words.ACCUMULATOR_WORDS:
         return "accumulator"
-    if "int" in item.label and (set(after[:1]) | set(before)) & words.LABEL_WORDS:
+    if "int" in item.label and (set(after) | set(before)) & words.LABEL_WORDS:
         return "label"
     return "element"
 

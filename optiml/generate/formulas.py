@@ -33,7 +33,7 @@ _ROW_COLUMN = r"\[(\w+)(?:,|\]\[)(\w+)\]"
 _KNOWN: Sequence[tuple[str, str]] = (
     (
         "multi_head_attention",
-        rf"{_LEFT}?softmax\(\(?Q\s?[@*]?\s?K{_T}\)?(?:/sqrt\(?\w+\)?)?\)\s?[@*]?\s?V\b",
+        rf"{_LEFT}?softmax\(\(?[Qq]\s?[@*]?\s?[Kk]{_T}\)?(?:/sqrt\(?\w+\)?)?\)\s?[@*]?\s?[Vv]\b",
     ),
     (
         "gelu",
@@ -58,6 +58,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("a product with something added", rf"{_LEFT}(?:\w+\*)?{_V}\s?[@*]\s?{_V}\+{_V}"),
     ("matmul", rf"\b[A-Z]=[A-Z](?:\s?[@*]\s?|\s?x\s?)[A-Z]\b{_END}"),
     ("matmul", rf"\b(?:[A-Za-z]\w{{0,5}}=)?[A-Z]@[A-Z]\b{_END}"),
+    ("matmul", rf"{_START}(?<![=\[,])\b[A-Z][*@][A-Z]\b(?!=|,|\]){_END}"),
     ("matmul", rf"\bC=AB\b{_END}"),
     ("matmul", rf"\b(?:np|torch|jnp|cp)\.(?:matmul|mm)\(\w+,\w+\){_END}"),
     ("matrix-vector product", r"\b[a-z]=[A-Z]\s?[@*]?\s?[a-z]\b"),

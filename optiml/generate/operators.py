@@ -119,12 +119,23 @@ def _check_composition(found: Sequence[Token], mentions: Sequence[Mention], chos
     """Refuse "the sum of the softmax", "2 * softmax(x)" and "softmax(x) - y"."""
     telling = [item for item in mentions if item.kind not in ("plain", "dtype")]
     for other, item in itertools.pairwise([None, *telling]):
-        if item is None or item.kind != "operator" or item.label != chosen:
+        if item is None or item.kind != "operator":
             continue
-        if other is not None and other.label != chosen and not other.negated:
+        if other is not None and not other.negated and chosen in (other.label, item.label):
             between = [token.text.lower() for token in found[other.last + 1 : item.first] if token.kind == "word"]
-            if "of" in between and set(between) <= {"of", "the", "a", "all", "its", "each"}:
-                raise Refused(f"the text asks for {other.text!r} of {spoken_name(chosen)}; ask for one at a time")
+            named = other.label != chosen or item.strength == UNIQUE
+            if named and "of" in between and set(between) <= {"of", "the", "a", "all", "its", "each"}:
+                raise Refused(f"the text asks for {other.text!r} of {item.text!r}; ask for one at a time")
+        if item.label != chosen:
+            continue
+        beside = {
+            token.text.lower() for token in (*found[max(0, item.first - 1) : item.first], *found[item.last + 1 :][:1])
+        }
+        if "plus" in beside:
+            raise Refused(f"the text asks for something added to {item.text!r}; ask for one at a time")
+        after = " ".join(token.text.lower() for token in found[item.last + 1 : item.last + 3])
+        if re.match(rf"(?:{'|'.join(words.AFTERWARDS)})\b", after):
+            raise Refused(f"the text asks for something more after {item.text!r}; ask for one at a time")
         if _symbol_before(found, item.first) or _symbol_after_call(found, item.last):
             raise Refused(f"the formula around {item.text!r} asks for more than {spoken_name(chosen)}")
 

@@ -223,6 +223,7 @@ def with_patterns(found: Sequence[Token], mentions: list[Mention], names: frozen
     """
     patterns = [(name, pattern) for name in sorted(names & GRAMMARS.keys()) for pattern in GRAMMARS[name].patterns]
     patterns += [(label, pattern) for label, group in words.FOREIGN_PATTERNS.items() for pattern in group]
+    named_operators = [item for item in mentions if item.kind == "operator"]
     for label, pattern in patterns:
         span = _match_pattern(found, pattern)
         if span is None:
@@ -238,8 +239,9 @@ def with_patterns(found: Sequence[Token], mentions: list[Mention], names: frozen
             strength=USUAL,
         )
         named = any(
-            item.kind == "operator" and item.first <= first <= item.last and (item.first < first or item.last >= last)
-            for item in mentions
+            item.first <= first <= item.last
+            and (item.first < first or item.last >= last or (item.label != label and item.strength > COMMON))
+            for item in named_operators
         )
         if named and whole.kind == "operator":
             continue

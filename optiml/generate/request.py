@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from optiml.generate.refusal import Refused
 from optiml.generate.words import plain
 
-MAX_CHARACTERS = 8_000
+MAX_CHARACTERS = 4_000
 
 
 def normalised(text: str) -> str:
@@ -40,7 +40,10 @@ _REWRITES = tuple(
         (r"(?i)\b([1-5])[\s-]?d(?:imensional)?\b(?!\s*=)", r"\1d"),  # "3-D", "2 dimensional"
         (r"(\w)'\(", r"\1 derivative ("),  # "gelu'(x)"
         (r"\b([A-Z])\s*\(\s*[A-Z]\s?x\s?[A-Z]\s*\)", r"\1"),  # "C(MxN) = A(MxK) * B(KxN)"
-        (r"(?i)(?<!mean )\bsquare(?= (?:[\w-]+ )?(?:matrix|matrices|\d))", "squareshaped"),  # no power of two
+        (
+            r"(?i)(?<!mean )\bsquare(?= (?:[\w-]+ )?(?:matrix|matrices|matmul|gemm|sgemm|hgemm|\d))",
+            "squareshaped",
+        ),  # no power of two
         (r"\b([A-Z]) transposed?\b|\btransposed? (?:of )?([A-Z])\b", r"\1\2^T"),
         (r"(\d[\])]?)\s*[@*]\s*(?=\w*[\[(]?\d+\s*[x,]\s*\d)", r"\1, "),  # a product of shapes
         (r"(\d+)\s*(?:->|to)\s*(\d+) channels", r"\1 input channels, \2 output channels"),
@@ -49,6 +52,9 @@ _REWRITES = tuple(
         (r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim"),
         (r"(?i)\b(\w+)\s*=\s*['\"]?(?:false|none)\b['\"]?", r"no \1"),
         (r"(?i)\b(\w+)\s*=\s*true\b", r"with \1"),
+        (r"(?i)\b(?:alpha\s*=\s*1(?:\.0*)?|beta\s*=\s*0(?:\.0*)?)(?![\d.])", " "),  # a plain product
+        (r"\b([a-z]) \. ([a-z])\b", r"dot product of \1 and \2"),
+        (r"([A-Za-z]{3,}) \+ (?=[A-Za-z]{3,})", r"\1 plus "),
         (r"`{1,3}", " "),
     )
 )

@@ -33,6 +33,7 @@ CONTENTS = {
     "head": ("head dim",),
     "column": ("rows",),
 }
+WINDOWS = ("kernel", "filter", "window", "pool")
 SMALL_WINDOW = 11
 ALL_FIGURES_COUNT = ("multi_head_attention", "conv2d", "max_pool3d")  # operators with settings that a figure may name
 LEADING_LETTERS = ("B", "T", "S", "L")  # batch, tokens, sequence, length: all of them count rows
@@ -456,6 +457,8 @@ class _Reader:
         if self.found[index].kind != "word" or index in self.used:
             return 0
         targets, length, phrase = self._target_at(index)
+        if not targets and self.found[index].folded in WINDOWS and self._has_number(index + 1):  # "kernel 7"
+            targets, length, phrase = tuple(self.grammar.window.split()), 1, self.found[index].folded
         if not targets:
             return 0
         position = index + length
@@ -484,13 +487,16 @@ class _Reader:
         self._assign_all(targets, phrase, number, position)
         return position + 1
 
+    def _has_number(self, position: int) -> bool:
+        return position < len(self.found) and self.found[position].kind == "number"
+
     def _belongs_to_next(self, position: int) -> bool:
         """In "8 rows, 16 columns" and "rows and 16 columns" the figure belongs to what follows it."""
         targets, end, _ = self._counted_target(position)
         if not targets or self._symbol(position - 1) == "=":
             return False
         after = end + (self._symbol(end) in (":", "="))
-        return not (after < len(self.found) and self.found[after].kind == "number")  # "rows 16 columns 32" goes on so
+        return not self._has_number(after)  # "rows 16 columns 32" goes on so
 
     def _counted_target(self, index: int) -> tuple[tuple[str, ...], int, str]:
         position = index + 1
@@ -616,8 +622,9 @@ class _Reader:
                 scored.append((distance, reading))
         if scored:
             return min(scored, key=lambda item: item[0])[1]
-        free = [reading for reading in readings if reading.axes not in taken and self._fits(reading, token)]
-        if len(free) > 1 and free[0].words:
+        free = [reading for reading in readings if reading.axes not in taken]
+        free = [reading for reading in free if self._fits(reading, token)] or free
+        if len(free) > 1 and free[0].words and len(token.dims) <= 3:
             small = max(token.dims) <= SMALL_WINDOW
             return free[0] if small else free[-1]
         return free[0] if free else None

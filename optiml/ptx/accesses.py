@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from optiml.ptx import atomics, memory
+from optiml.ptx import atomics, mbarrier, memory
 from optiml.ptx.closures import (
     UNSIGNED,
     Convert,
@@ -224,9 +224,7 @@ class Accesses(Emitter):
         aligned = self.is_aligned(address, piece * lanes)
         self.steps.append(self.storer(base, offset, whole, None, code, space, aligned))
 
-    def storer(
-        self, base: int, offset: int, slot: int, convert: Convert, code: int, space: str, aligned: bool
-    ) -> Step:
+    def storer(self, base: int, offset: int, slot: int, convert: Convert, code: int, space: str, aligned: bool) -> Step:
         line = self.item.instruction.line
         if space == "global":
             return memory.store_global(base, offset, slot, convert, code, line, aligned)
@@ -284,9 +282,7 @@ class Accesses(Emitter):
             if self.registers.read_count[item.context.prefix + name]:
                 into = to if convert is None else self.new_slot()
         start = self.shared_slot if space == "shared" else None
-        self.steps.append(
-            atomics.atomic(into, base, offset, sources, dtype, combine, space, start, instruction.line)
-        )
+        self.steps.append(atomics.atomic(into, base, offset, sources, dtype, combine, space, start, instruction.line))
         if into is not None and convert is not None:
             self.steps.append(bound(None, to, convert, [(into, None)]))
 
@@ -294,7 +290,15 @@ class Accesses(Emitter):
         """cp.async copies at once; commit and wait have nothing left to do."""
         instruction = item.instruction
         parts = instruction.parts
-        if parts[:2] != ("cp", "async") or (len(parts) > 2 and parts[2] in ("bulk", "mbarrier")):
+        if parts[:4] == ("cp", "async", "mbarrier", "arrive"):
+            if "noinc" in parts:  # the copies are done, so this is an arrival; without .noinc it would cancel out
+                base, offset = self.address(instruction.src[0])
+                count = self.literal(1, U32, 1)
+                self.steps.append(
+                    mbarrier.arrive(None, base, offset, count, space_of(parts), mbarrier.arrived, instruction.line)
+                )
+            return
+        if parts[:2] != ("cp", "async") or parts[2] == "bulk":
             raise UnknownForm
         if parts[2] in ("commit_group", "wait_group", "wait_all"):
             return
@@ -346,6 +350,46 @@ class Accesses(Emitter):
         self.steps.append(
             memory.store_window(to[0], to[1], value, None, whole_code(size), shared, "shared", line, False)
         )
+
+    def lower_mbarrier(self, item: Item, segment: Segment) -> None:
+        """Barrier objects, without transactions (those belong to bulk copies)."""
+        instruction = item.instruction
+        parts, line = instruction.parts, instruction.line
+        operation = parts[1]
+        known = {"shared", "shared::cta", "b64", "release", "acquire", "relaxed", "cta", "parity", "noComplete"}
+        if set(parts[2:]) - known:
+            raise UnknownForm
+        if operation == "pending_count":
+            self.bind(mbarrier.missing, instruction.dst[0], "u4", [(instruction.src[0], "u8")])
+            return
+        base, offset = self.address(instruction.src[0])
+        space = space_of(parts)
+        rest = instruction.src[1:]
+        if operation == "init":
+            self.steps.append(mbarrier.initialise(base, offset, self.plain_source(rest[0], U32), space, line))
+        elif operation in ("arrive", "arrive_drop"):
+            count = self.plain_source(rest[0], U32) if rest else self.literal(1, U32, 1)
+            change = mbarrier.arrived if operation == "arrive" else mbarrier.dropped
+            self.result(instruction.dst, U64, lambda to: mbarrier.arrive(to, base, offset, count, space, change, line))
+        elif operation in ("test_wait", "try_wait"):
+            self.program.waits = True
+            parity = "parity" in parts
+            state = self.plain_source(rest[0], U32 if parity else U64)
+            to = self.target(instruction.dst[0], BOOL)[0]
+            self.steps.append(mbarrier.test(to, base, offset, state, parity, space, line))
+        elif operation != "inval":
+            raise UnknownForm
+
+    def result(self, targets: Sequence[Operand], dtype: np.dtype[Any], step: Callable[[int | None], Step]) -> None:
+        """Append `step(slot)` and what brings its result into the first target, if there is one."""
+        if not targets:
+            self.steps.append(step(None))
+            return
+        to, convert = self.target(targets[0], dtype)
+        into = to if convert is None else self.new_slot()
+        self.steps.append(step(into))
+        if convert is not None:
+            self.steps.append(bound(None, to, convert, [(into, None)]))
 
     def lower_nothing(self, item: Item, segment: Segment) -> None:
         """Fences and hints: threads run in an order that is sequentially consistent anyway."""

@@ -22,7 +22,6 @@ Convert = Callable[[Array], Array] | None
 UNSIGNED: dict[int, np.dtype[Any]] = {1: U8, 2: U16, 4: U32, 8: U64}
 
 
-
 def bits_of(immediate: Immediate, dtype: np.dtype[Any]) -> int:
     """The bit pattern of a literal as an operand of type `dtype`."""
     if immediate.kind == "f64" and dtype in (F32, F16):
@@ -93,13 +92,11 @@ def whole_code(nbytes: int) -> int:
     return CODE[WIDE] if nbytes == 16 else CODE[UNSIGNED[nbytes]]
 
 
-def bound(
-    apply: Callable[..., Array] | None, target: int, after: Convert, sources: list[tuple[int, Convert]]
-) -> Step:
+def bound(apply: Callable[..., Array] | None, target: int, after: Convert, sources: list[tuple[int, Convert]]) -> Step:
     """A closure for frame[target] = after(apply(sources...)); None stands for the identity."""
     converts = any(convert is not None for _, convert in sources) or after is not None
     if len(sources) == 1:
-        (a, before), = sources
+        ((a, before),) = sources
         if apply is None and not converts:
 
             def copy(frame: Frame, group: Group) -> None:

@@ -251,9 +251,7 @@ class Collectives(Emitter):
         transposed = "trans" in parts
         if parts[0] == "ldmatrix":
             slots, after = self.results_as(instruction.dst[0], U32)
-            step = tensor.load_matrices(
-                instruction.opcode, slots, base, offset, transposed, space, instruction.line
-            )
+            step = tensor.load_matrices(instruction.opcode, slots, base, offset, transposed, space, instruction.line)
             self.steps += [step, *after]
         else:
             slots = self.registers_as(instruction.src[1], U32)

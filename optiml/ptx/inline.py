@@ -101,9 +101,7 @@ class Inliner:
                     fresh += 1
                     skip = f"{prefix}#{index}.{fresh}"
                     name, negated = instruction.predicate
-                    current.items.append(
-                        self.made_up(item, "bra", skip, (name, not negated), counted=False)
-                    )
+                    current.items.append(self.made_up(item, "bra", skip, (name, not negated), counted=False))
                     item = replace(item, instruction=replace(instruction, predicate=None))
                     fresh += 1
                     current = Block(label=f"{prefix}#{index}.{fresh}", origin=None)

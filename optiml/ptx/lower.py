@@ -46,9 +46,7 @@ _Key = tuple[str, bool, frozenset[int]]
 _PROGRAMS: weakref.WeakKeyDictionary[Module, dict[_Key, Program]] = weakref.WeakKeyDictionary()
 
 
-def program_of(
-    module: Module, kernel: str, *, counting: bool, aligned: frozenset[int] = frozenset()
-) -> Program:
+def program_of(module: Module, kernel: str, *, counting: bool, aligned: frozenset[int] = frozenset()) -> Program:
     """The program of a kernel, lowered on first use and kept as long as the module.
 
     Args:
@@ -254,18 +252,18 @@ class Lowering(Moves, Accesses, Collectives):
         steps = tuple(self.steps)
         defines = tuple(self.defines)
         parts = self.item.instruction.parts
-        if parts[0] in opcodes.PURE or parts[0] in ("mov", "setp", "lop3", "cvta"):
+        if opcodes.pure_row(parts) is not None or parts[0] in ("mov", "setp", "lop3", "cvta"):
             self.steps = [guarded_pure(slot, negated, steps, defines)]
         else:
             self.steps = [guarded(slot, negated, steps, tuple(self.uses), defines)]
 
     def lower(self, item: Item, segment: Segment) -> None:
         """Append the closures of one instruction to `self.steps`."""
-        family = item.instruction.parts[0]
-        if family in opcodes.PURE:
+        parts = item.instruction.parts
+        if opcodes.pure_row(parts) is not None:
             self.pure(item)
             return
-        method = "warp_barrier" if family in ("bar", "barrier") else opcodes.EFFECTS[family]
+        method = "warp_barrier" if parts[0] in ("bar", "barrier") else opcodes.effect(parts)
         try:
             getattr(self, f"lower_{method}")(item, segment)
         except (UnknownForm, KeyError, IndexError, ValueError):

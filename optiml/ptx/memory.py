@@ -147,9 +147,7 @@ def _raise_if(
     address: int,
 ) -> None:  # fmt: skip
     if problem is not None:
-        raise_fault(
-            group, position, problem[0], problem[1], line=line, access=access, nbytes=nbytes, address=address
-        )
+        raise_fault(group, position, problem[0], problem[1], line=line, access=access, nbytes=nbytes, address=address)
 
 
 # -- slow paths: any mixture of allocations and windows --------------------------------------------------------------
@@ -162,9 +160,7 @@ def full(group: Group, values: Array) -> Array:
     return values if len(values) == group.n else np.broadcast_to(values, group.n)
 
 
-def locate(
-    group: Group, addresses: Array, nbytes: int, space: str, access: str, line: int | None
-) -> list[Part]:
+def locate(group: Group, addresses: Array, nbytes: int, space: str, access: str, line: int | None) -> list[Part]:
     """Split an access by allocation or window, with every check done.
 
     Args:
@@ -237,9 +233,7 @@ def _window_part(
     return views, start + offsets, positions
 
 
-def gather(
-    group: Group, addresses: Array, code: int, space: str, line: int | None, nbytes: int = 0
-) -> Array:
+def gather(group: Group, addresses: Array, code: int, space: str, line: int | None, nbytes: int = 0) -> Array:
     """Load one element of type `VIEW_DTYPES[code]` per thread through the slow path."""
     dtype = VIEW_DTYPES[code]
     parts = locate(group, addresses, nbytes or dtype.itemsize, space, "read", line)
@@ -262,7 +256,8 @@ def scatter(group: Group, addresses: Array, values: Array, code: int, space: str
 
 Step = Callable[[list[Array], "Group"], None]
 _or = np.bitwise_or.reduce
-_subtract, _shift, _add = np.subtract, np.right_shift, np.add
+_subtract, _shift, _add, _and = np.subtract, np.right_shift, np.add, np.bitwise_and
+_POSITIVE = np.array((1 << 63) - 1, U64)
 _SHIFTS = {size: np.array(size.bit_length() - 1, U64) for size in (1, 2, 4, 8, 16)}
 _SHIFTS_I64 = {size: np.array(size.bit_length() - 1, I64) for size in (1, 2, 4, 8, 16)}
 
@@ -294,16 +289,14 @@ def global_index(size: int, offset: int, aligned: bool) -> Callable[[Array, Grou
         relative = _subtract(addresses, base)
         if not aligned and int(_or(relative)) & mask:
             return None
-        if mask:
-            relative = _shift(relative, shift)
+        # bytes need no shift, but a negative offset must not come out as a negative index
+        relative = _shift(relative, shift) if mask else _and(relative, _POSITIVE)
         return allocation, relative.view(I64)
 
     return index
 
 
-def load_global(
-    target: int, source: int, offset: int, code: int, space: str, line: int | None, aligned: bool
-) -> Step:
+def load_global(target: int, source: int, offset: int, code: int, space: str, line: int | None, aligned: bool) -> Step:
     """frame[target] = global[frame[source] + offset], elements of type `VIEW_DTYPES[code]`."""
     index = global_index(VIEW_DTYPES[code].itemsize, offset, aligned)
 
@@ -362,8 +355,9 @@ def shared_index(
             addresses = offset_address(addresses, offset)
         start = frame[start_slot]
         if start is UNIFORM_ZERO and aligned:
-            if addresses.dtype is U64:
-                return _shift(addresses, _SHIFTS[size]).view(I64)
+            if addresses.dtype.itemsize == 8:
+                wide = _shift(addresses, _SHIFTS[size]) if mask else _and(addresses, _POSITIVE)
+                return wide.view(I64)
             return _shift(addresses.astype(I64), shift)
         batch = group.batch
         limit = (batch.shared_bytes if shared else batch.local_bytes) - size

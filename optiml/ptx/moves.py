@@ -20,7 +20,7 @@ from optiml.ptx.emit import Emitter
 from optiml.ptx.inline import Item
 from optiml.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from optiml.ptx.numerics import BOOL, F16, U16, U32, U64
-from optiml.ptx.opcodes import TOKENS, UnknownForm
+from optiml.ptx.opcodes import DTYPES, TOKENS, UnknownForm
 from optiml.ptx.parse import (
     Immediate,
     Operand,
@@ -33,7 +33,7 @@ from optiml.ptx.simt import Group
 
 
 class Moves(Emitter):
-    """mov, setp, lop3, cvta, isspacep."""
+    """mov, setp, lop3, cvta, isspacep, and arithmetic with the carry flag."""
 
     def lower_mov(self, item: Item, segment: Segment) -> None:
         instruction = item.instruction
@@ -111,6 +111,7 @@ class Moves(Emitter):
         if not isinstance(instruction.dst[0], Raw):
             self.bind(compare_first, instruction.dst[0], "p", sources)
         if len(instruction.dst) > 1:
+
             def opposite(a: Array, b: Array) -> Array:
                 return np.logical_not(compare(a, b))
 
@@ -177,3 +178,45 @@ class Moves(Emitter):
             return found == np.uint64(window) if window else found >= np.uint64(memory.FIRST_ALLOCATION)
 
         self.bind(inside, item.instruction.dst[0], "p", [(item.instruction.src[0], "u8")])
+
+    def lower_carry(self, item: Item, segment: Segment) -> None:
+        """add, sub and mad with carry: `.cc` writes the carry flag, addc, subc and madc read it."""
+        instruction = item.instruction
+        parts = instruction.parts
+        family = parts[0].removesuffix("c")
+        dtype = DTYPES[TOKENS[parts[-1]].replace("w", "u")]
+        unsigned = UNSIGNED[dtype.itemsize]
+        takes, gives = parts[0] != family, "cc" in parts
+        half = next((p for p in parts if p in ("lo", "hi")), "")
+        if family not in ("add", "sub", "mad") or set(parts[1:-1]) - {"cc", half} or dtype.itemsize < 4:
+            raise UnknownForm
+        slots = [self.plain_source(operand, dtype) for operand in instruction.src]
+        if len(slots) != (3 if family == "mad" else 2):
+            raise UnknownForm
+        flag = self.slot(f"{item.context.prefix}%carry")
+        if takes:
+            self.uses.add(flag)
+        if gives:
+            self.defines.add(flag)
+        to, convert = self.target(instruction.dst[0], unsigned)
+
+        def run(frame: Frame, group: Group) -> None:
+            values = [frame[slot] for slot in slots]
+            if family == "mad":
+                product = num.mul_high(values[0], values[1]) if half == "hi" else np.multiply(values[0], values[1])
+                values = [product, values[2]]
+            a, b = values[0].view(unsigned), values[1].view(unsigned)
+            carry = (frame[flag] != 0).astype(unsigned) if takes else np.zeros(1, unsigned)
+            if family == "sub":
+                first = a - b
+                result = first - carry
+                out = (a < b) | (first < carry)
+            else:
+                first = a + b
+                result = first + carry
+                out = (first < a) | (result < first)
+            if gives:
+                frame[flag] = out
+            frame[to] = result if convert is None else convert(result)
+
+        self.steps.append(run)

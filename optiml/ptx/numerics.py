@@ -680,6 +680,26 @@ def insert_field(a: Array, b: Array, start: Array, length: Array) -> Array:
     return (b & ~mask) | ((a << position) & mask)
 
 
+def bit_mask(start: Array, length: Array, *, clamp: bool) -> Array:
+    """bmsk: `length` one bits from bit `start`; both are taken modulo 32, or clamped to 32."""
+    if clamp:
+        position, count = np.minimum(start, np.uint32(32)), np.minimum(length, np.uint32(32))
+    else:
+        position, count = start & np.uint32(31), length & np.uint32(31)
+    return np.left_shift(low_mask(count.astype(np.int64), U32), position)
+
+
+def extend_from(a: Array, width: Array, *, clamp: bool) -> Array:
+    """szext: the low `width` bits of `a`, sign- or zero-extended by its type; width modulo 32, or clamped to 32."""
+    count = (np.minimum(width, np.uint32(32)) if clamp else width & np.uint32(31)).astype(np.int64)
+    mask = low_mask(count, U32)
+    low = a.view(U32) & mask
+    if a.dtype.kind == "u":
+        return low
+    sign = np.where(count > 0, (a.view(U32) >> np.maximum(count - 1, 0).astype(U32)) & np.uint32(1), np.uint32(0))
+    return np.where(sign != 0, low | ~mask, low).view(I32)
+
+
 def permute_bytes(mode: str) -> Callable[..., Array]:
     """prmt: pick four bytes of the eight in (b:a); `mode` is "" or f4e b4e rc8 ecl ecr rc16."""
     fixed = {

@@ -32,6 +32,10 @@ from optiml.ptx.parse import (
 ALIGNMENT = 16  # bytes; what a program may assume of a pointer parameter, checked at launch
 _ALIGNMENT_BITS = 4
 _DEFAULT: dict[int, np.dtype[Any]] = {1: U8, 2: U16, 4: I32, 8: U64}
+# families through which low zero bits can be followed
+_BIT_PRESERVING = frozenset(
+    {"mov", "cvta", "cvt", "add", "sub", "mul", "mad", "shl", "and", "or", "xor", "selp", "neg"}
+)
 WIDE_SPECIALS = frozenset({"%clock64", "%globaltimer", "%gridid"})
 # Specials whose value is the same for all threads of a launch; the batch fills the others in.
 LAUNCH_SPECIALS = frozenset(
@@ -76,8 +80,7 @@ class Registers:
         for block in blocks:
             for item in block.items:
                 parts = item.instruction.parts
-                family = parts[0]
-                if family in opcodes.PURE:
+                if opcodes.pure_row(parts) is not None:
                     self.row(item)
                 elif not self.known_effect(parts):
                     raise unsupported(item)
@@ -90,15 +93,17 @@ class Registers:
         family = parts[0]
         if family == "brx" or parts[:2] == ("barrier", "cluster") or "shared::cluster" in parts:
             return False
-        return family in opcodes.EFFECTS or family in opcodes.CONTROL
+        return opcodes.effect(parts) is not None or family in opcodes.CONTROL
 
     def row(self, item: Item) -> Pure:
         opcode = item.instruction.opcode
         row = self.rows.get(opcode)
         if row is None:
             parts = item.instruction.parts
+            build = opcodes.pure_row(parts)
+            assert build is not None
             try:
-                row = opcodes.PURE[parts[0]](parts)
+                row = build(parts)
             except (UnknownForm, KeyError, IndexError):
                 raise unsupported(item) from None
             self.rows[opcode] = row
@@ -152,9 +157,7 @@ class Registers:
             if type_name == "b128":
                 raise unsupported(self.item, "128-bit registers")
             declared[context.prefix + name] = type_name
-        elif name.startswith("%") and (
-            name in LAUNCH_SPECIALS or name in THREAD_SPECIALS or name in CLOCKS
-        ):
+        elif name.startswith("%") and (name in LAUNCH_SPECIALS or name in THREAD_SPECIALS or name in CLOCKS):
             self.dtypes[context.prefix + name] = U64 if name in WIDE_SPECIALS else U32
         else:
             raise unsupported(self.item, f"register {name}")
@@ -164,7 +167,7 @@ class Registers:
         instruction = item.instruction
         parts = instruction.parts
         family = parts[0]
-        if family in opcodes.PURE:
+        if opcodes.pure_row(parts) is not None:
             row = self.rows[instruction.opcode]
             for operand, token in zip(instruction.src, row.inputs, strict=True):
                 if isinstance(operand, Register) and token[0] in "uif":
@@ -227,7 +230,7 @@ class Registers:
                     if param.name == address.base.name and address.offset == 0 and param.offset in self.aligned:
                         return _ALIGNMENT_BITS
             return 0
-        if family not in ("mov", "cvta", "cvt", "add", "sub", "mul", "mad", "shl", "and", "or", "xor", "selp", "neg"):
+        if "cc" in parts or family not in _BIT_PRESERVING:
             return 0
         if parts[-1].startswith(("f", "bf")) or "sat" in parts or "hi" in parts:
             return 0

@@ -770,4 +770,3 @@ class Budget:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise_fault(group, 0, "timed_out", "timed out: the kernel was still running at its deadline",
                         line=segment.last_line)  # fmt: skip
-

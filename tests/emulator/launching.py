@@ -43,11 +43,11 @@ def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     if status:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = bytes(size)
+        log = bytearray(size)
         nvrtc.nvrtcGetProgramLog(program, log)
         raise AssertionError(log.decode())
     _, size = nvrtc.nvrtcGetPTXSize(program)
-    text = bytes(size)
+    text = bytearray(size)
     nvrtc.nvrtcGetPTX(program, text)
     return text.rstrip(b"\0").decode()
 

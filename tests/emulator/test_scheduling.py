@@ -262,3 +262,16 @@ def test_runs_are_repeatable(corpus: Run) -> None:
     first = corpus("a", "atomf", 4, 256, x, np.zeros(1, F32), np.zeros(3, F32), 1000).arrays
     second = corpus("a", "atomf", 4, 256, x, np.zeros(1, F32), np.zeros(3, F32), 1000).arrays
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+BARRIER_OBJECT = """#include <cuda/barrier>
+extern "C" __global__ void k(const int* a, int* y) { __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+__shared__ int s[128]; int t = threadIdx.x; if (t == 0) init(&bar, blockDim.x); __syncthreads();
+for (int r = 0; r < 3; r++) { s[t] = a[t] + r; bar.arrive_and_wait(); y[t] += s[127 - t]; bar.arrive_and_wait(); } }"""
+
+
+@pytest.mark.parametrize("arch", ["compute_80", "compute_90"])
+def test_barrier_objects_in_shared_memory(arch: str) -> None:
+    a = np.random.default_rng(10).integers(0, 100, 128).astype(I32)
+    got = launch(parse(compiled(BARRIER_OBJECT, arch)), "k", 1, 128, a, zeros(128)).arrays[1]
+    assert np.array_equal(got, 3 * a[::-1] + 3)

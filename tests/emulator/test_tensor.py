@@ -101,9 +101,7 @@ def test_bfloat_products() -> None:
     bits = [(x.view(U32) >> 16).astype(np.uint16) for x in (a, b)]
     wide = [(x.astype(U32) << 16).view(F32).astype(float) for x in bits]
     c = np.zeros((16, 8), F32)
-    got = run_mma(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", *bits, c, (a_16_bit, b_16_bit, c_16_by_8), F32
-    )
+    got = run_mma("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", *bits, c, (a_16_bit, b_16_bit, c_16_by_8), F32)
     assert np.allclose(got, wide[0] @ wide[1], atol=1e-4)
 
 
@@ -118,9 +116,7 @@ def test_tf32_products() -> None:
 def test_integer_products_are_exact(k: int) -> None:
     a, b = random_matrices(5, 16, 8, k, np.int8)
     c = np.random.default_rng(6).integers(-1000, 1000, (16, 8)).astype(I32)
-    got = run_mma(
-        f"mma.sync.aligned.m16n8k{k}.row.col.s32.s8.s8.s32", a, b, c, (a_8_bit, b_8_bit, c_16_by_8), I32
-    )
+    got = run_mma(f"mma.sync.aligned.m16n8k{k}.row.col.s32.s8.s8.s32", a, b, c, (a_8_bit, b_8_bit, c_16_by_8), I32)
     assert np.array_equal(got, a.astype(int) @ b.astype(int) + c)
 
 
@@ -136,8 +132,11 @@ def test_transposed_loads_and_stores_of_matrices() -> None:
         np.zeros(32, U32),
     ).arrays[1]  # fmt: skip
     assert np.array_equal(moved, got)
-    body = body.split("ldmatrix")[0] + """stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r3], {%x0};
+    body = (
+        body.split("ldmatrix")[0]
+        + """stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r3], {%x0};
     bar.warp.sync -1; ld.shared.u32 %y, [%r2];"""
+    )
     stored = launch(parse(snippet(body, [x.view(U32)], U32)), "k", 1, 32, x.view(U32), np.zeros(32, U32)).arrays[1]
     assert np.array_equal(stored, got)
 

@@ -44,7 +44,7 @@ def compile_log(kernel: Kernel) -> str:
     if error == nvrtc.nvrtcResult.NVRTC_SUCCESS:
         return ""
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = bytearray(size)  # bytes would be written to in place, even the one-byte ones that all share
     nvrtc.nvrtcGetProgramLog(program, log)
     return log.decode()
 
