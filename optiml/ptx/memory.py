@@ -48,9 +48,10 @@ class Allocation:
         data: `[nbytes]` uint8, the contents.
         views: `data` by element type, see `typed_views`.
         bases: by constant offset of an instruction, `base - offset` as a 0-d uint64 array.
+        valid: `[nbytes]` uint8, which bytes have been written; None if that is not tracked.
     """
 
-    __slots__ = ("base", "bases", "data", "name", "nbytes", "number", "views")
+    __slots__ = ("base", "bases", "data", "name", "nbytes", "number", "valid", "views")
 
     def __init__(self, number: int, nbytes: int, name: str) -> None:
         self.number = number
@@ -60,6 +61,7 @@ class Allocation:
         self.data = np.zeros(nbytes, np.uint8)
         self.views = typed_views(self.data)
         self.bases: dict[int, Array] = {0: np.array(self.base, U64)}
+        self.valid: Array = None
 
     def shifted(self, offset: int) -> Array:
         """`base - offset`, so that `register - shifted(offset)` is an offset into the allocation."""
