@@ -28,6 +28,7 @@ _ATOMICS = frozenset(
 _NAMED_CASTS = frozenset({"static_cast", "reinterpret_cast", "const_cast"})
 _CAST_CALLS = _NAMED_CASTS | {"int", "size_t", "unsigned", "long", "float", "double"}
 MAX_DEPTH = 100  # of nested expressions and locals, in levels
+MAX_LEVELS = 200  # of the syntax tree of a kernel that is analysed; hand-written ones have a few dozen
 MAX_TERMS = 256  # of a product of sums; index formulas have a few
 MAX_EDITED_BYTES = 64 * 1024  # of source; longer kernels are not analysed
 _CACHED_LOADS = frozenset({"__ldg", "__ldcg", "__ldcs", "__ldca"})
@@ -256,6 +257,16 @@ class CudaSource:
     @cached_property
     def kernels(self) -> tuple[Function, ...]:
         return tuple(item for item in self.functions if item.is_kernel)
+
+    @cached_property
+    def levels(self) -> int:
+        """Depth of the syntax tree."""
+        deepest, stack = 0, [(self.root, 1)]
+        while stack:
+            node, level = stack.pop()
+            deepest = max(deepest, level)
+            stack.extend((child, level + 1) for child in node.children)
+        return deepest
 
     @cached_property
     def constants(self) -> Mapping[str, int]:
@@ -654,10 +665,12 @@ class Site:
 
 
 def sites(kernel: Kernel) -> tuple[Site, ...]:
-    """Every launch of `kernel` whose function is in the text and parsed cleanly; none for very long sources."""
+    """Every launch of `kernel` whose function is in the text and parsed cleanly; none for very long or deep sources."""
     if kernel.language != "cuda" or len(kernel.source) > MAX_EDITED_BYTES:
         return ()
     source = parse(kernel.source)
+    if source.levels > MAX_LEVELS:
+        return ()
     params = {name: int(value) for name, value in kernel.params.items() if isinstance(value, int)}
     constants = {**source.constants, **params}
     counts: dict[str, int] = {}
