@@ -194,6 +194,7 @@ class Workbench:
 
     def _custom_problem(self, spec: Mapping[str, Any]) -> Problem:
         problem = check_problem(decode(Problem, dict(spec), what="problem"))
+        _refuse_unaffordable(problem)
         if isinstance(problem.reference, KernelOracle):
             oracle = check_kernel(with_launches(merge_block(problem.reference.kernel), problem)[0], problem)
             problem = dataclasses.replace(problem, reference=KernelOracle(kernel=oracle))
@@ -298,8 +299,8 @@ class Workbench:
         """Whether a kernel is right; see `Verdict`."""
         problem = self.problem(problem_spec, axes=axes, dtype=dtype)
         if axes:
-            _refuse_unaffordable(problem)
             problem = dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
+            _refuse_unaffordable(problem)
         read = self._read_kernel(kernel_spec, problem)
         return self.evaluator(device).verify(
             read.kernel, problem, level=level, seed=seed, arch=arch, warnings=read.assumed
@@ -547,12 +548,12 @@ def seed_kernel(problem: Problem) -> Kernel:
 
 
 def _refuse_unaffordable(problem: Problem) -> None:
-    """The embedded device would need minutes for what a caller's axes ask it to verify."""
-    dearest = max(cost(problem, workload) for workload in problem.bench)
+    """The embedded device would need minutes for what a caller's sizes ask it to verify."""
+    dearest = max(cost(problem, workload) for workload in problem.workloads)
     if dearest > MAX_VERIFIED_COST:
         raise InvalidInput(
-            f"these axes need about {dearest:.1e} operations, and the embedded device verifies up to "
-            f"{MAX_VERIFIED_COST:.0e}: verify at smaller axes (profiles sample big grids, so they may stay)",
+            f"these sizes need about {dearest:.1e} operations, and the embedded device verifies up to "
+            f"{MAX_VERIFIED_COST:.0e}: verify at smaller ones (profiles sample big grids, so bench sizes may stay)",
             code="too_large",
         )
 

@@ -55,6 +55,7 @@ from optiml.verify.reference import References
 
 Array = NDArray[Any]
 REASON_ORDER: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
+MAX_WORKSPACE_BYTES = 1 << 29  # at the sizes of a verification
 FEW_ELEMENTS = 64  # outputs smaller than this get their magnitude from several seeds
 MAGNITUDE_SEEDS = 8
 
@@ -242,11 +243,16 @@ class Verifier:
             plan = resolve_plan(kernel, build, problem, case.workload, self._device.info)
         except BadLaunch as error:
             return self._failed(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
+        scratch = sum(array.nbytes for array in plan.arrays.values() if array.role == "workspace")
+        if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
+            raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
         prepared = self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
         try:
             result = self._device.run(build, plan, prepared.contents, timeout_s=self._timeout_s)
+        except InvalidInput as error:  # the device refused: more threads than its launch bounds, too large a global
+            return self._failed(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
         except KernelFault as error:
             reason: Reason = "timed_out" if error.fault.kind == "timed_out" else "fault"
             if error.fault.kind == "race":

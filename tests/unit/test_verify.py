@@ -156,6 +156,28 @@ def test_hidden_sizes_are_not_given_up_for_data_on_which_the_reference_is_not_fi
     assert "not finite at any hidden size" in (found.detail or "")
 
 
+def test_a_launch_beyond_the_bounds_of_its_kernel_is_a_bad_launch(bench: Workbench) -> None:
+    source = (
+        'extern "C" __global__ void __launch_bounds__(64) k(const float* x, float* y, int n) {'
+        " int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] = fabsf(x[i]); }"
+    )
+    launch = {"kernel": "k", "grid": ["ceil_div(n, 256)"], "block": [256], "args": ["x", "y", "n"]}
+    found = bench.verify({"source": source, "launches": [launch]}, ABS, seed=3)
+    assert (found.status, found.reason) == ("rejected", "bad_launch")
+
+
+def test_a_workspace_too_large_to_poison_leaves_the_kernel_unverified(bench: Workbench) -> None:
+    space = {"w": {"dtype": "float32", "shape": [1 << 31]}}
+    found = verdict(bench, "if (i < n) y[i] = fabsf(x[i]);", workspace=space)
+    assert (found.status, found.reason) == ("unverified", None)
+
+
+def test_sizes_that_the_embedded_device_cannot_run_are_refused(bench: Workbench) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        verdict(bench, "", {**ABS, "workloads": [{"axes": {"n": 10**9}}]})
+    assert caught.value.code == "too_large"
+
+
 def test_a_kernel_that_fails_only_on_the_second_data_has_no_state(bench: Workbench) -> None:
     one = {**ABS, "name": "one", "workloads": [{"axes": {"n": 1}}, {"axes": {"n": 2}}]}
     reasons = {bench.verify(kernel(IDENTITY), one, seed=seed).reason for seed in range(6)}
