@@ -86,9 +86,7 @@ def triple(size: int | tuple[int, ...]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def launch(
-    module: Module, kernel: str, *args: Any, same: bool = True, clean: bool = True, **options: Any
-) -> Launched:
+def launch(module: Module, kernel: str, *args: Any, same: bool = True, clean: bool = True, **options: Any) -> Launched:
     """Launch on a fresh machine, and once more on the numpy engine if the native one ran it.
 
     Both must leave the same bytes and counters, or report the same fault; `same` False is for kernels whose threads

@@ -175,5 +175,3 @@ def test_the_table_covers_what_the_numpy_engine_computes() -> None:
     spellings = list(table.SPELLINGS.values())
     both = [s for s in spellings if known_to_both(s)]
     assert len(both) > 0.9 * len(spellings), sorted(set(spellings) - set(both))
-
-

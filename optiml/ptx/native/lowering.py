@@ -834,5 +834,3 @@ def _assign_registers(lowering: NativeLowering, operands: dict[int, int]) -> int
                     free[widths[slot]].append(operands[slot] >> 1)
         highest = max(highest, top)
     return highest
-
-

@@ -62,9 +62,7 @@ SPELLINGS: dict[str, str] = {}  # by key: an opcode as a program writes it
 def _row(spelling: str, output: str, inputs: str, expression: str, rounding: str = "rn") -> None:
     key = canonical(tuple(spelling.split(".")))
     SPELLINGS.setdefault(key, spelling)
-    ROWS[key] = Row(
-        output=output, inputs=tuple(inputs.split()), expression=expression, rounding=rounding
-    )
+    ROWS[key] = Row(output=output, inputs=tuple(inputs.split()), expression=expression, rounding=rounding)
 
 
 def _modified(expression: str, *, ftz: bool, sat: bool, kind: str) -> str:
