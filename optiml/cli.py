@@ -253,8 +253,8 @@ def search(
     evaluations: Annotated[int, typer.Option(min=1, help="Kernels to try.")] = 40,
     seconds: Annotated[float | None, typer.Option(min=1, help="Also stop after so many seconds.")] = None,
     seed: SeedOption = None,
-    proposer: Annotated[str, typer.Option(help="builtin, chat or mixture.")] = "builtin",
-    judge: Annotated[str, typer.Option(help="rules or chat.")] = "rules",
+    proposer: Annotated[str, typer.Option(help="builtin; chat and mixture need a language model.")] = "builtin",
+    judge: Annotated[str, typer.Option(help="rules; chat needs a language model.")] = "rules",
     edits: Annotated[str | None, typer.Option(help="Only these kinds of edit, with commas.")] = None,
     catalogue: Annotated[bool, typer.Option(help="Also try the catalogue's strategies.")] = True,
     axes: AxesOption = None,
@@ -366,10 +366,18 @@ def read_problem(text: str) -> str | dict[str, Any]:
         InvalidInput: the file is too large, not UTF-8, or neither JSON nor TOML.
     """
     if text != "-" and not text.endswith((".json", ".toml")):
+        if "." in text or "/" in text:
+            raise InvalidInput(f"--problem: {text[:200]} is neither a built-in name nor a .json or .toml file")
         return text
     content = _read_text(text)
-    is_toml = text.endswith(".toml") or (text == "-" and not content.lstrip().startswith("{"))
-    return _parsed(tomllib.loads if is_toml else json.loads, content, text)
+    if not text.endswith(".toml") and (text != "-" or content.lstrip().startswith("{")):
+        return _parsed(json.loads, content, text)
+    problem = _parsed(tomllib.loads, content, text)
+    inputs = problem.get("inputs")
+    for tensor in inputs.values() if isinstance(inputs, dict) else ():
+        if isinstance(tensor, dict):
+            tensor.setdefault("shape", None)  # TOML has no null: an input without a shape is a scalar
+    return problem
 
 
 def parse_axes(text: str | None) -> dict[str, int] | None:
@@ -424,13 +432,14 @@ def _unverified(bench: Workbench, name: str) -> dict[str, Any]:
 
     kernel = bench.kernel(read_kernel(name), None)
     found = kernel_signatures(kernel.source) if kernel.language == "cuda" else ()
+    held = f"{len(found)} kernel{'' if len(found) == 1 else 's'}"
     return {
         "kernel_id": kernel_id(kernel),
         "status": "unverified",
         "reason": None,
         "detail": "no problem was given, so nothing says what the kernel should compute",
         "levels": [],
-        "summary": f"Unverified: {name} holds {len(found)} kernels, but no problem says what is right.",
+        "summary": f"Unverified: {name} holds {held}, but no problem says what is right.",
         "next_action": "Complete a skeleton, save it as problem.json, and verify with --problem problem.json.",
         "warnings": [],
         "problem_skeletons": [problem_skeleton(item.name, item.parameters) for item in found],

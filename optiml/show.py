@@ -59,6 +59,8 @@ COMMANDS = {  # advice speaks of the tools; at a terminal they are commands
     "run_mcts": "optiml search",
 }
 _TOOL = re.compile("|".join(COMMANDS))
+_START = re.compile(r"run_mcts with action start, problem (\w+) and this kernel")
+_STATUS = {"running": "unfinished"}  # whether some process works on it just now is not known
 MOST_CASES = 40  # --json has them all
 
 
@@ -280,10 +282,13 @@ def show_profile(profile: Profile) -> None:
                 for item in profile.hot_lines
             ],
         )
-    _table(
-        ("metric", "value", "source"),
-        [(name, _metric(value), profile.metric_source.get(name, "")) for name, value in profile.metrics.items()],
-    )
+    if profile.comparison is None:  # next to the changes the counts would say everything twice
+        _table(
+            ("metric", "value", "source"),
+            [(name, _metric(value), profile.metric_source.get(name, "")) for name, value in profile.metrics.items()],
+        )
+    else:
+        _line(f"{len(profile.metrics)} metrics of this kernel: --json lists them")
     _closing(profile.next_action, profile.warnings + (("answered from the cache",) if profile.cached else ()))
 
 
@@ -353,7 +358,21 @@ def show_generated(generated: Generated) -> None:
         _source(write_kernel_text(generated.candidates[0].kernel))
     elif generated.template:
         _source(generated.template)
-    _closing(generated.next_action, generated.warnings)
+    _closing(_START.sub(_search_of(generated), generated.next_action), generated.warnings)
+
+
+def _search_of(generated: Generated) -> str:
+    """The command that searches on from the first kernel, at the dtype and sizes it was written for."""
+    if generated.problem is None or not generated.candidates:
+        return "optiml search"
+    from optiml.problems.problem import main_dtype  # numpy comes with it
+
+    problem = generated.problem
+    sizes = ",".join(f"{name}={size}" for name, size in problem.bench[0].axes.items()) if problem.bench else ""
+    return (
+        f"optiml search {generated.candidates[0].kernel_id} --problem {problem.name} --dtype {main_dtype(problem)}"
+        + (f" --axes {sizes}" if sizes else "")
+    )
 
 
 def _source(text: str) -> None:
@@ -363,7 +382,7 @@ def _source(text: str) -> None:
 def show_result(result: SearchResult) -> None:
     """The outcome of a search: the gain, the edits that led there and why each helped."""
     gain = "" if result.speedup is None else f"{result.speedup.median:.2f}x {result.speedup.source}"
-    _line(result.status, result.run_id, result.problem, gain)
+    _line(_STATUS.get(result.status, result.status), result.run_id, result.problem, gain)
     _line(result.summary)
     best = result.best
     _fields(
@@ -390,20 +409,20 @@ def show_result(result: SearchResult) -> None:
     )
     if result.path:
         _table(
-            ("edit", "time", "reward", "why", "metrics, new / old"),
+            ("edit", "time", "reward", "why"),
             [_step(step) for step in result.path],
         )
     for sentence in result.explanation:
         _line(f"  {sentence}")
     if best is not None:
         _source(write_kernel_text(best.kernel))
-    _closing(result.next_action, result.warnings)
+    unfinished = f"Go on with: optiml search --resume {result.run_id}"
+    _closing(unfinished if result.status == "running" else result.next_action, result.warnings)
 
 
 def _step(step: PathStep) -> tuple[str, ...]:
-    metrics = " ".join(f"{name}={change:.2f}" for name, change in list(step.metric_changes.items())[:3])
     why = step.rationale if step.kept_because is None else f"{step.rationale}; kept because {step.kept_because}"
-    return step.edit, f"{step.time_ratio:.2f}x", f"{step.reward.total:.2f}", why, metrics
+    return step.edit, f"{step.time_ratio:.2f}x", f"{step.reward.total:.2f}", why
 
 
 def show_runs(runs: Sequence[RunSummary]) -> None:
@@ -416,7 +435,7 @@ def show_runs(runs: Sequence[RunSummary]) -> None:
         [
             (
                 item.run_id,
-                item.status,
+                _STATUS.get(item.status, item.status),
                 item.problem,
                 f"{item.evaluations}/{item.budget}",
                 "-" if item.best_speedup is None else f"{item.best_speedup:.2f}x",

@@ -58,7 +58,7 @@ modelled and say so). Usual order: generate_kernel (or your own kernel) -> compi
 profile_ncu for the bottleneck -> judge_patch before an edit -> compile_verify again. Or let run_mcts search: start,
 then step until finished, then result. Follow next_action in each answer. status=pending means: call the same tool
 with job_id. Only compile_verify decides whether a kernel is right; never trust a kernel that it did not accept.
-Kernels and problems can be named by kernel_id and problem name once known; full texts are at optiml:// URIs."""
+Kernels seen before can be named by kernel_id, built-in problems by name; full texts are at optiml:// URIs."""
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,10 @@ _CURE: Mapping[Reason, str] = {
     "nonfinite": "Guard against overflow and division by zero: subtract the maximum before exp, add eps before rsqrt.",
     "state_across_runs": "Compute everything anew in every run; reset counters and scratch in the first launch.",
     "hard_coded": "Handle every size in the problem's domain, not only the ones shown.",
-    "imprecise": "Accumulate in float32 or wider and in a tree order; avoid fast-math where it costs digits.",
+    "imprecise": (
+        "Accumulate in float32 or wider and in a tree order; avoid fast-math where it costs digits. Where outputs sum "
+        "many terms, the problem must say how many in `accumulation`."
+    ),
     "wrong_values": "Compare the indexing of the element in `first_mismatch` with the reference.",
     "too_fast": "The time lies below the speed of light; check that the kernel does the whole work.",
 }

@@ -124,6 +124,23 @@ def test_a_problem_can_be_written_in_toml(tmp_path: Path, kernel: str) -> None:
     assert run("verify", kernel, "--problem", str(path)).exit_code == 0
 
 
+def test_an_input_without_a_shape_is_a_scalar_in_toml(tmp_path: Path) -> None:
+    path = tmp_path / "problem.toml"
+    path.write_text(
+        'name = "mine"\n[inputs.x]\ndtype = "float32"\nshape = ["n"]\n[inputs.a]\ndtype = "float32"\n',
+        encoding="utf-8",
+    )
+    problem = cli.read_problem(str(path))
+    assert isinstance(problem, dict)
+    assert problem["inputs"]["a"]["shape"] is None
+    assert problem["inputs"]["x"]["shape"] == ["n"]
+
+
+def test_a_problem_file_with_another_ending_is_not_taken_for_a_name() -> None:
+    with pytest.raises(InvalidInput, match=r"mine\.jsn is neither a built-in name nor a \.json or \.toml file"):
+        cli.read_problem("mine.jsn")
+
+
 @pytest.mark.usefixtures("bench")
 def test_without_a_problem_a_kernel_is_unverified_and_gets_a_skeleton(kernel: str) -> None:
     result = run("verify", kernel, "--json")
