@@ -3,6 +3,8 @@
 runs/<run_id>/run.json       what the journal does not hold: device, where to write the best
 runs/<run_id>/journal.jsonl  every event of the search (optiml.search.journal)
 runs/<run_id>/cancelled      present once someone asked for the end
+runs/<run_id>/told.jsonl     what an agent proposed, where one was asked (optiml.search.asktell)
+runs/<run_id>/tell.lock      flock of whoever writes that
 runs/<run_id>/lock           flock of whoever carries the run out; the kernel releases it when that process dies
 """
 
@@ -17,7 +19,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,13 +31,17 @@ from optiml.evaluate import Evaluator
 from optiml.kernel_file import write_kernel_text
 from optiml.records import Kernel, Problem, SearchResult
 from optiml.report import markdown
-from optiml.search.journal import JOURNAL_NAME, Journal
+from optiml.search.asktell import Answer, AskTell, Request
+from optiml.search.journal import JOURNAL_NAME, Event, Journal, read_events
 from optiml.search.optimise import Search, SearchProgress, SearchSpec, load_spec, optimise
 
 LOG = logging.getLogger(__name__)
+TOLD_NAME = "told.jsonl"
+TELL_PATIENCE_S = 5.0
+UNDER_WAY = ("running", "needs_proposals")
 RUN_ID = re.compile(r"r-[0-9]{8}-[0-9a-f]{8}")
 
-__all__ = ["RunSummary", "SearchProgress", "Searches"]
+__all__ = ["Answer", "Request", "RunSummary", "SearchProgress", "Searches"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +85,9 @@ class Searches:
             InvalidInput: a budget out of range, an unknown edit.
             SetupError: a proposer or judge that needs what is not here.
         """
-        if proposer != "builtin" or judge != "rules":
+        if proposer not in ("builtin", "agent") or judge != "rules":
             raise SetupError(
-                "this version searches with proposer=builtin and judge=rules; others need a language model",
+                "this version searches with proposer=builtin or agent and judge=rules; others need a language model",
                 code="model_unavailable",
             )
         if not 1 <= evaluations <= 10_000:
@@ -137,14 +143,14 @@ class Searches:
                 on_progress=on_progress,
                 should_stop=lambda: _is_cancelled(folder) or (should_stop is not None and should_stop()),
             )
-            if search.status == "running" and _is_cancelled(folder):
+            if search.status in UNDER_WAY and _is_cancelled(folder):
                 search.cancel()
                 result = search.result()
         return self._finished(result, facts)
 
     def _finished(self, result: SearchResult, facts: Mapping[str, Any]) -> SearchResult:
         target = facts.get("write_to")
-        if target is None or result.best is None or result.status == "running":
+        if target is None or result.best is None or result.status in UNDER_WAY:
             return result
         try:
             publish(Path(target), write_kernel_text(result.best.kernel))
@@ -204,6 +210,28 @@ class Searches:
         with contextlib.suppress(Busy), _locked(folder):
             _load(folder).cancel()
 
+    def requests(self, run_id: str) -> tuple[Request, ...]:
+        """What a run asks of its agent; nothing while it evaluates, after its end and with another proposer."""
+        search = self._load_search(run_id)
+        return search.requests() if isinstance(search, AskTell) else ()
+
+    def tell(
+        self, run_id: str, proposals: Sequence[Any], read_kernel: Callable[[Any, Problem], Kernel]
+    ) -> tuple[Answer, ...]:
+        """Answer requests of a run, whoever carries it out; an empty list says that no more proposals come.
+
+        Raises:
+            InvalidInput: the run asks no agent.
+            Busy: another caller is telling it something just now.
+        """
+        folder = self._run_folder(run_id)
+        with _locked(folder, name="tell.lock", patience_s=TELL_PATIENCE_S):
+            search = _load(folder)
+            if not isinstance(search, AskTell):
+                raise InvalidInput(f"{run_id} makes its own proposals: only runs with proposer=agent take any")
+            problem = search.spec.problem
+            return search.answer(proposals, lambda spec: read_kernel(spec, problem), Journal(folder / TOLD_NAME))
+
     def report(self, run_id: str) -> str:
         """The run as Markdown."""
         return markdown(self.result(run_id))
@@ -231,7 +259,23 @@ def publish(path: Path, text: str) -> None:
 def _load(folder: Path) -> Search:
     """The search of a folder without writing to it."""
     journal = Journal(folder / JOURNAL_NAME)
-    return Search(load_spec(journal), journal)
+    spec = load_spec(journal)
+    return AskTell(spec, journal, told=_Told(folder / TOLD_NAME)) if spec.proposer == "agent" else Search(spec, journal)
+
+
+class _Told:
+    """Reads the log of what was told, again only when it grew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = -1
+        self._events: tuple[Event, ...] = ()
+
+    def __call__(self) -> tuple[Event, ...]:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size != self._size:
+            self._size, self._events = size, read_events(self._path)
+        return self._events
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
@@ -244,12 +288,12 @@ def _is_cancelled(folder: Path) -> bool:
 
 
 def _status(folder: Path, result: SearchResult) -> str:
-    return "cancelled" if result.status == "running" and _is_cancelled(folder) else result.status
+    return "cancelled" if result.status in UNDER_WAY and _is_cancelled(folder) else result.status
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, *, patience_s: float = 0.5) -> Iterator[None]:
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(folder: Path, *, name: str = "lock", patience_s: float = 0.5) -> Iterator[None]:
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + patience_s
         while True:

@@ -52,7 +52,7 @@ from optiml.records import (
     Workload,
 )
 from optiml.search.judge import judge_by_rules
-from optiml.searches import RunSummary, Searches, SearchProgress
+from optiml.searches import Answer, Request, RunSummary, Searches, SearchProgress
 from optiml.settings import Settings
 from optiml.store import Store, open_store
 from optiml.toolchain.nvrtc import Compiler
@@ -66,7 +66,7 @@ KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
 ProblemSpec = str | Mapping[str, Any] | Problem
 
-__all__ = ["Check", "RunSummary", "SearchProgress", "Workbench"]
+__all__ = ["Answer", "Check", "Request", "RunSummary", "SearchProgress", "Workbench"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,6 +494,30 @@ class Workbench:
     def search_result(self, run_id: str) -> SearchResult:
         """The result of a run, or its best so far."""
         return self.searches.result(run_id)
+
+    def search_requests(self, run_id: str) -> tuple[Request, ...]:
+        """What a run with proposer=agent asks for; nothing while it evaluates and after its end."""
+        requests = self.searches.requests(run_id)
+        for request in requests:
+            self._remember(request.kernel)
+        return requests
+
+    def tell_search(self, run_id: str, proposals: Sequence[Any]) -> tuple[Answer, ...]:
+        """Answer the requests of a run with proposer=agent; `run_search` then evaluates what was queued.
+
+        Args:
+            proposals: `{"request_id", "kernel", "rationale", "expected"}` each, the kernel in any form of contract §2.
+                None at all ends the search: the best kernel gets its final checks.
+
+        Raises:
+            InvalidInput: `unknown_run`, or the run asks no agent.
+        """
+        return self.searches.tell(run_id, proposals, self._told_kernel)
+
+    def _told_kernel(self, spec: Any, problem: Problem) -> Kernel:
+        if not isinstance(spec, str | Mapping):
+            raise InvalidInput("kernel must be text or an object")
+        return self.kernel(spec, problem)
 
     def runs(self) -> tuple[RunSummary, ...]:
         """All runs, newest first."""
