@@ -12,7 +12,8 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -42,12 +43,12 @@ from optiml_mcp.arguments import (
 )
 from optiml_mcp.jobs import Job, Jobs
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
-from optiml_mcp.replies import brief_profile, fit
+from optiml_mcp.replies import brief_profile, brief_result, fit
 from optiml_mcp.resources import add_completion, add_prompts, add_resources, is_run_id
 from optiml_mcp.runs import Run, Runs
 
 if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
-    from optiml.workbench import Workbench
+    from optiml.workbench import Answer, Request, Workbench
 
 VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
 MOST_ERROR_CHARACTERS = 2000
@@ -229,11 +230,8 @@ async def generate_kernel(app: App, args: GenerateKernel, ctx: Ctx) -> dict[str,
 
 async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
     """Start, watch, read and cancel searches."""
-    if args.action == "tell" or args.proposals is not None:
-        raise InvalidInput(
-            "run_mcts: proposals answer the requests of proposer=agent, which is not available yet: start with "
-            "proposer=builtin and call step until the search is finished"
-        )
+    if args.action != "tell" and args.proposals is not None:
+        raise InvalidInput(f"run_mcts: proposals go with action=tell, not with action={args.action}")
     if args.action == "start":
         return await _start(app, args)
     if args.action == "list":
@@ -246,23 +244,26 @@ async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
     if not is_run_id(args.run_id):
         raise InvalidInput(f"{args.run_id[:40]!r} is no run: action=list shows the known ones", code="unknown_run")
     run_id = args.run_id
+    answers = None if args.action != "tell" else await _tell(app, run_id, args.proposals)
     result = await _result(app, run_id)
     if args.action == "cancel":
         return await _cancel(app, result)
     run = app.runs.find(run_id)
-    if result.status == "running" and args.action != "result" and (run is None or _driven_elsewhere(run)):
+    if result.status == "running" and args.action != "result" and (run is None or _may_go_on(run)):
         run = app.runs.drive(run_id)  # after a restart the search goes on from its journal
     if args.action == "step" and run is not None and not run.ended:
         await app.runs.wait_for_news(run, seconds=args.max_wait_s, report=ctx.report_progress)
         result = await _result(app, run_id)
     if args.action == "result":
-        return fit(encode(result), uri=f"optiml://runs/{result.run_id}")
-    return _state(result, run)
+        return fit(brief_result(result), uri=f"optiml://runs/{result.run_id}")
+    asked = result.status == "needs_proposals"
+    requests = await app.call(lambda bench: bench.search_requests(run_id)) if asked else ()
+    return _state(result, run, requests=requests, answers=answers)
 
 
 async def _start(app: App, args: RunMcts) -> dict[str, Any]:
-    if args.proposer != "builtin":
-        raise ModelFailed(f"run_mcts: the proposer {args.proposer} is not available yet: use proposer=builtin")
+    if args.proposer not in ("builtin", "agent"):
+        raise ModelFailed(f"run_mcts: the proposer {args.proposer} needs a model: use proposer=builtin or agent")
     if args.judge != "rules":
         raise ModelFailed(f"run_mcts: judge {args.judge!r} is not available here: use rules")
     if args.problem is None and args.intent is None:
@@ -287,9 +288,10 @@ async def _start(app: App, args: RunMcts) -> dict[str, Any]:
         )
     )
     app.runs.drive(run_id)
+    until = "status is needs_proposals" if args.proposer == "agent" else "status is finished"
     return {
         "summary": f"Search {run_id} has started; at most {args.budget.evaluations} kernels will be tried.",
-        "next_action": f"Call run_mcts with action=step and run_id={run_id} until status is finished.",
+        "next_action": f"Call run_mcts with action=step and run_id={run_id} until {until}.",
         "warnings": [],
         "run_id": run_id,
         "status": "running",
@@ -308,10 +310,24 @@ async def _cancel(app: App, result: SearchResult) -> dict[str, Any]:
     return _state(await app.call(lambda bench: bench.search_result(result.run_id)), None)
 
 
+async def _tell(app: App, run_id: str, proposals: list[dict[str, Any]] | None) -> tuple[Answer, ...]:
+    if proposals is None:
+        raise InvalidInput(
+            "run_mcts: action=tell needs proposals: a list of {request_id, kernel, rationale, expected}, or an empty "
+            "list to end the search"
+        )
+    read_kernels = [
+        {**item, "kernel": spec(item["kernel"], "kernel")} if item.get("kernel") else item for item in proposals
+    ]
+    answers: tuple[Answer, ...] = await app.call(lambda bench: bench.tell_search(run_id, read_kernels))
+    return answers
+
+
 async def _result(app: App, run_id: str) -> SearchResult:
     """What the driver of this server returned (it knows what was written where), else what the folder says."""
     run = app.runs.find(run_id)
-    if run is not None and (returned := run.returned()) is not None and returned.status != "running":
+    returned = None if run is None else run.returned()
+    if returned is not None and returned.status not in ("running", "needs_proposals"):
         return returned
     result: SearchResult = await app.call(lambda bench: bench.search_result(run_id))
     return result
@@ -321,7 +337,14 @@ def _driven_elsewhere(run: Run) -> bool:
     return run.ended and not run.future.cancelled() and isinstance(run.future.exception(), Busy)
 
 
-def _state(result: SearchResult, run: Run | None) -> dict[str, Any]:
+def _may_go_on(run: Run) -> bool:
+    """Whether a driver that has ended may be followed by another: it was told more, or another server had the run."""
+    return run.ended and (run.error() is None or _driven_elsewhere(run))
+
+
+def _state(
+    result: SearchResult, run: Run | None, *, requests: Sequence[Request] = (), answers: Sequence[Answer] | None = None
+) -> dict[str, Any]:
     """Where a search stands, from its folder and from who drives it."""
     run_id = result.run_id
     error = None if run is None or _driven_elsewhere(run) else run.error()
@@ -329,6 +352,12 @@ def _state(result: SearchResult, run: Run | None) -> dict[str, Any]:
     progress = None if run is None else run.progress
     if status == "running":
         action = f"Call run_mcts with action=step and run_id={run_id} until status is finished."
+    elif status == "needs_proposals":
+        action = (
+            f"Answer with run_mcts action=tell, run_id={run_id}, proposals=[{{request_id, kernel: {{base: "
+            "parent_kernel_id, diff: unified diff}, rationale, expected}], then action=step. proposals=[] ends the "
+            "search with the final checks of the best kernel."
+        )
     elif status == "failed":
         action = "Mend what the summary names, then start a new search."
     else:
@@ -345,6 +374,17 @@ def _state(result: SearchResult, run: Run | None) -> dict[str, Any]:
         "stopped_because": error or result.stopped_because,
         "uri": f"optiml://runs/{run_id}",
     }
+    if answers is not None:
+        counted = Counter(item.outcome for item in answers)
+        known["summary"] = (
+            f"Of {len(answers)} proposals: {', '.join(f'{count} {name}' for name, count in counted.items())}."
+            if answers
+            else "No more proposals: the best kernel gets its final checks."
+        )
+        known["answers"] = answers
+    if requests:
+        known["requests"] = requests
+        known["summary"] = f"{len(requests)} kernels wait for proposals. {known['summary']}"
     if progress is not None:
         known |= {
             "evaluations": max(result.spent.evaluations, progress.evaluations),
@@ -519,7 +559,9 @@ TOOLS = (
             "Monte Carlo tree search over edits of a kernel; every kernel on the way is verified. action=start "
             "answers at once with run_id and the search goes on in the background; action=step waits for news, repeat "
             "it until status is finished; action=result gives the best kernel, the path of edits and why each helped. "
-            "A search survives a restart of the server; cancelling a waiting call does not stop it, action=cancel does."
+            "With proposer=agent you write the edits: while status=needs_proposals, answer requests by action=tell "
+            "with proposals (each answered queued, duplicate, stale or invalid), then step again; an empty list ends "
+            "it. A search survives a restart of the server; cancelling a waiting call does not stop it, action=cancel does."
         ),
         arguments=RunMcts,
         answer={
@@ -535,6 +577,8 @@ TOOLS = (
             "explanation": "array",
             "stopped_because": "string",
             "runs": "array",
+            "requests": "array",
+            "answers": "array",
             "uri": "string",
         },
         handler=run_mcts,

@@ -513,6 +513,14 @@ class FakeWorkbench:
     def cancel_search(self, run_id: str) -> None:
         self.known_run(run_id).status = "cancelled"
 
+    def search_requests(self, run_id: str) -> tuple[Any, ...]:
+        self.known_run(run_id)
+        return ()
+
+    def tell_search(self, run_id: str, proposals: Any) -> tuple[Any, ...]:
+        self.known_run(run_id)
+        raise InvalidInput("this run makes its own proposals")
+
     def report(self, run_id: str) -> str:
         return f"# Search {self.known_run(run_id).run_id}\n"
 
