@@ -1,4 +1,4 @@
-.PHONY: check test gpu bench
+.PHONY: check test gpu bench conformance inspector soak
 check:
 	ruff check .
 	ruff format --check optiml optiml_mcp tools tests
@@ -9,3 +9,10 @@ gpu:
 	pytest -m gpu
 bench:
 	python tools/bench_ptx.py --json
+# The npm suites of MCP; they skip with a reason where npm is missing. Packages are kept in build/node.
+conformance:
+	python tools/conformance.py --folder build/node
+inspector:
+	python tools/inspector.py --folder build/node
+soak:
+	python tools/soak_mcp.py --calls 1000 --clients 8
