@@ -33,7 +33,7 @@ _ROW_COLUMN = r"\[(\w+)(?:,|\]\[)(\w+)\]"
 _KNOWN: Sequence[tuple[str, str]] = (
     (
         "multi_head_attention",
-        rf"{_LEFT}?softmax\(\(?Q\s?[@*]?\s?K{_T}\)?(?:/sqrt\(?\w+\)?)?\)\s?[@*]?\s?V\b",
+        rf"{_LEFT}?softmax\(\(?[Qq]\s?[@*]?\s?[Kk]{_T}\)?(?:/sqrt\(?\w+\)?)?\)\s?[@*]?\s?[Vv]\b",
     ),
     (
         "gelu",
@@ -42,6 +42,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("relu", rf"{_START}{_LEFT}?(?:np\.|torch\.|std::)?f?max(?:f|imum)?\((?:{_V},{_0}|{_0},{_V})\){_END}"),
     ("relu", rf"{_LEFT}?\(?{_V}>=?{_0}\)?\?{_V}:{_0}"),
     ("a quadratic form", rf"\b[a-z]{_T}\s?[@*]?\s?[A-Z]\s?[@*]?\s?[a-z]\b"),
+    ("matmul with a transposed operand", rf"\b[A-Z](?:{_T})?\s(?:times|by|with|and)\s[A-Z]{_T}"),
+    ("matmul with a transposed operand", rf"\b[A-Z]{_T}\s(?:times|by|with|and)\s[A-Z]\b"),
     ("matmul with a transposed operand", rf"{_V}{_T}\s?[@*]\s?{_V}|{_V}\s?[@*]\s?{_V}{_T}"),
     ("matmul with a transposed operand", r"\b[A-Z]\^T\s?[A-Z]\b|\b[A-Z]\s?[A-Z]\^T(?=\W|$)"),
     ("transpose", rf"{_LEFT}(?:{_V}{_T}|transpose\({_V}\)){_END}"),
@@ -56,6 +58,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("a product with something added", rf"{_LEFT}(?:\w+\*)?{_V}\s?[@*]\s?{_V}\+{_V}"),
     ("matmul", rf"\b[A-Z]=[A-Z](?:\s?[@*]\s?|\s?x\s?)[A-Z]\b{_END}"),
     ("matmul", rf"\b(?:[A-Za-z]\w{{0,5}}=)?[A-Z]@[A-Z]\b{_END}"),
+    ("matmul", rf"{_START}(?<![=\[,])\b[A-Z][*@][A-Z]\b(?!=|,|\]){_END}"),
     ("matmul", rf"\bC=AB\b{_END}"),
     ("matmul", rf"\b(?:np|torch|jnp|cp)\.(?:matmul|mm)\(\w+,\w+\){_END}"),
     ("matrix-vector product", r"\b[a-z]=[A-Z]\s?[@*]?\s?[a-z]\b"),
@@ -64,6 +67,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
         rf"{_START}\b(?P<c>[A-Za-z]\w{{0,8}}){_I}*=(?!(?P=c)\b)(?P<a>[A-Za-z]\w{{0,8}}){_I}*"
         rf"\+(?!(?P=a)\b|(?P=c)\b)[A-Za-z]\w{{0,8}}{_I}*{_END}",
     ),
+    ("vector_add", rf"{_START}(?<!=)\b([a-z])\+(?!\1)[a-z]\b{_END}"),
     ("exclusive scan", rf"{_V}={_S}_?\{{?j\s?<\s?i\}}?"),
     (
         "prefix_sum",
@@ -73,6 +77,12 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("prefix_sum", rf"\b([a-z]\w*)\[i\]=\1\[i-1\]\+(?!\1\b)[a-z]\w*\[i\]{_END}"),
     ("prefix_sum", rf"{_V}={_S}_?\{{?j\s?<=\s?i\}}?\s?{_V}"),
     ("prefix_sum", rf"{_V}={_S}\s?(?:of\s)?\(?[a-z]\w*\[[01]?\s?(?:\.\.\.?|:)\s?i(?:\+1)?\]\)?"),
+    (
+        "prefix_sum",
+        r"\b[a-z]\w*(?:\[i\]|_i)\s?(?:=|is|equals|holds|contains)\s?(?:the\s)?sum\sof\s(?:all\s)?(?:elements\s|values\s)?"
+        r"(?:of\s)?[a-z]\w*(?:\[[01]\]|_[01])\s?(?:through|to|up to|,\.\.\.,)\s?[a-z]\w*(?:\[i\]|_i)",
+    ),
+    ("one sum per index", r"\b[a-z]\w*(?:\[[ijk]\]|_[ijk])\s(?:is|equals|holds|contains)\b"),
     ("one sum per index", rf"[A-Za-z]\w*(?:\[\w\]|_[ijk]\b)={_S}\b"),
     ("dot", rf"{_LEFT}?{_S}\s?\(?([a-z]\w{{0,5}}){_I}*\s?\*\s?(?!\1\b)([a-z]\w{{0,5}}){_I}*\)?{_END}"),
     ("dot", rf"{_LEFT}?\b([a-z]){_T}\s?(?!\1)[a-z]\b{_END}"),
@@ -81,10 +91,10 @@ _KNOWN: Sequence[tuple[str, str]] = (
 )
 _COMPILED = tuple((label, re.compile(pattern)) for label, pattern in _KNOWN)
 _SIGN = (
-    r"(?:[*@^|]|\*\*|(?<![A-Za-z])/(?![A-Za-z])|\s[-+]\s"
+    r"(?:[*@^|]|\*\*|(?<![A-Za-z])/(?![A-Za-z])|\s\+\s|(?:(?<=[\])])|(?<=\b\w))\s-\s(?=\w\b|\w+[\[(])"
     r"|(?<=[\])])[-+](?=[\w(\[])|(?<=\w)\+(?=\w))"
 )
-_ARITHMETIC = re.compile(rf"[\w\])][ \t]*{_SIGN}[ \t]*[\w(\[|]|\+=|\|\s*\w+\s*\|")
+_ARITHMETIC = re.compile(rf"[\w\])][ \t]*{_SIGN}[ \t]*[\w(\[|]|\+=|\|[^|\n]{{1,40}}\|")
 
 
 def find_formulas(text: str) -> tuple[list[Formula], str]:
@@ -112,7 +122,7 @@ def _squeeze(text: str) -> tuple[str, list[int]]:
             after = text[index + 1 :].lstrip(" \t")[:1]
             if before in "=+*/@^([,<>?: " or after in "=+*/@^)]<>?":
                 continue
-            if before in ")]" and after and not after.isalnum():
+            if before in ")]" and after and after != "(" and not after.isalnum():
                 continue
         kept.append(char)
         places.append(index)

@@ -182,7 +182,7 @@ def _summary(problem: Problem, chosen: tuple[Candidate, ...], assumed: tuple[str
     kernels = f"{len(chosen)} kernel{'s' if len(chosen) != 1 else ''} from the catalogue"
     state = "not verified" if all(item.verdict is None for item in chosen) else f"{accepted} accepted"
     names = ", ".join(item.strategy for item in chosen)
-    noted = f" {len(assumed)} things were assumed; check them." if assumed else ""
+    noted = f" Assumed: {'; '.join(assumed[:3])}{' …' if len(assumed) > 3 else ''}." if assumed else ""
     return f"{problem.name} in {main_dtype(problem)} at {sizes}: {kernels} ({names}), {state}.{noted}"
 
 

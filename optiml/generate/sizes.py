@@ -33,6 +33,7 @@ CONTENTS = {
     "head": ("head dim",),
     "column": ("rows",),
 }
+WINDOWS = ("kernel", "filter", "window", "pool")
 SMALL_WINDOW = 11
 ALL_FIGURES_COUNT = ("multi_head_attention", "conv2d", "max_pool3d")  # operators with settings that a figure may name
 LEADING_LETTERS = ("B", "T", "S", "L")  # batch, tokens, sequence, length: all of them count rows
@@ -124,6 +125,8 @@ class _Reader:
         if name in self.letters:
             return self.letters[name]
         letters = self.grammar.letters
+        if name == "N" and letters.get("N") == "C" and self._names_columns():
+            return ("R",)
         if name in letters:
             return tuple(letters[name].split())
         known = {*self.problem.axes, *self.scalar_names}
@@ -141,6 +144,13 @@ class _Reader:
         if len(self.problem.axes) == 1 and (len(name) == 1 or name.lower() in ("len", "size", "numel", "count")):
             return tuple(self.problem.axes)
         return ()
+
+    def _names_columns(self) -> bool:
+        """Whether another letter beside N stands for the columns, as in "N=16, D=4096"."""
+        columns = {name for name, axis in self.grammar.letters.items() if axis == "C" and name != "N"} | {"C"}
+        return any(
+            token.text in columns and self._symbol(index + 1) in ("=", ":") for index, token in enumerate(self.found)
+        )
 
     def _assign(self, name: str, value: float, where: str) -> None:
         target: dict[str, int] | dict[str, Scalar] = self.scalars if name in self.scalar_names else self.axes
@@ -164,6 +174,8 @@ class _Reader:
         unused = {rank: self._readings(rank) for rank in set(map(len, shapes))}
         for letters in shapes:
             rank = len(letters)
+            if rank < len(self.problem.axes) and set(letters) <= set(self.problem.axes):
+                continue  # the axes' own letters mean what they say
             if unused[rank]:
                 axes: tuple[str, ...] = unused[rank].pop(0).axes
             elif self.grammar.fold == "leading" and rank == 2:
@@ -189,7 +201,12 @@ class _Reader:
                 continue
             number = self._next_number(index + 1, signs="=:-")
             before = [item.folded for item in self.found[max(0, index - 2) : index] if item.kind == "word"]
-            if number is None or self.found[number].value > 4 or "head" in before:
+            if (
+                number is None
+                or self.found[number].kind != "number"
+                or self.found[number].value > 4
+                or "head" in before
+            ):
                 continue
             between = self.found[index + 1 : number]
             if any(item.kind == "word" and item.folded != "is" for item in between):
@@ -213,11 +230,11 @@ class _Reader:
 
     # -- "nn.Conv2d(64, 128, 3)" --
     def read_calls(self) -> None:
+        names = {fold(phrase.split()[-1]) for phrase in self.grammar.unique}
         for index, token in enumerate(self.found[:-1]):
-            if token.kind != "word" or not self.grammar.positional:
-                continue
             following = self.found[index + 1]
-            if not self.text[following.start - 1].isalnum():
+            called = following.text[0] == "(" and self.text[following.start - 1].isalnum()
+            if token.folded not in names or not called:
                 continue
             if (
                 following.kind == "shape"
@@ -226,7 +243,7 @@ class _Reader:
             ):
                 self._assign_positions(following.dims, following.text)
                 self.used.add(index + 1)
-            elif following.text == "(":
+            elif following.text == "(" and self.grammar.positional:
                 self._assign_positions(self._arguments(index + 2), token.text)
 
     def _arguments(self, index: int) -> tuple[int, ...]:
@@ -245,15 +262,10 @@ class _Reader:
 
     # -- statements --
     def read_statements(self) -> None:
+        readers = (self._assignment, self._quantity, self._named_size, self._counted)
         index = 0
         while index < len(self.found):
-            index = max(
-                index + 1,
-                self._assignment(index),
-                self._quantity(index),
-                self._named_size(index),
-                self._counted(index),
-            )
+            index = next((end for reader in readers if (end := reader(index)) > index), index + 1)
 
     def _assignment(self, index: int) -> int:
         """`M=N=K=2048`, `n: 100`, `B,H,S,D = 8,16,1024,64`; the position after it, or 0."""
@@ -445,6 +457,8 @@ class _Reader:
         if self.found[index].kind != "word" or index in self.used:
             return 0
         targets, length, phrase = self._target_at(index)
+        if not targets and self.found[index].folded in WINDOWS and self._has_number(index + 1):  # "kernel 7"
+            targets, length, phrase = tuple(self.grammar.window.split()), 1, self.found[index].folded
         if not targets:
             return 0
         position = index + length
@@ -458,9 +472,11 @@ class _Reader:
             position += 1
         if position >= len(self.found) or position in self.used or self.found[position].kind != "number":
             return 0
-        if self._is_machine(position) or self._belongs_to_next(position):
+        if self._is_machine(position) or (phrase not in CONTENTS and self._belongs_to_next(position)):
             return 0
         number = self.found[position]
+        if phrase in CONTENTS and self._counted_target(position)[0] == targets and joining[:1] != ["of"]:
+            return 0
         counted, _, counted_phrase = self._counted_target(position)
         if phrase in CONTENTS and counted and counted != targets and joining:  # "rows are 2048 long"
             targets, phrase = counted, counted_phrase
@@ -471,12 +487,16 @@ class _Reader:
         self._assign_all(targets, phrase, number, position)
         return position + 1
 
+    def _has_number(self, position: int) -> bool:
+        return position < len(self.found) and self.found[position].kind == "number"
+
     def _belongs_to_next(self, position: int) -> bool:
         """In "8 rows, 16 columns" and "rows and 16 columns" the figure belongs to what follows it."""
         targets, end, _ = self._counted_target(position)
-        if not targets or self._symbol(position - 1) in (None, "=", "-"):
+        if not targets or self._symbol(position - 1) == "=":
             return False
-        return self._next_number(end, signs=":=") is None  # "rows: 16 columns: 32" goes on in the same way
+        after = end + (self._symbol(end) in (":", "="))
+        return not self._has_number(after)  # "rows 16 columns 32" goes on so
 
     def _counted_target(self, index: int) -> tuple[tuple[str, ...], int, str]:
         position = index + 1
@@ -602,8 +622,9 @@ class _Reader:
                 scored.append((distance, reading))
         if scored:
             return min(scored, key=lambda item: item[0])[1]
-        free = [reading for reading in readings if reading.axes not in taken and self._fits(reading, token)]
-        if len(free) > 1 and free[0].words:
+        free = [reading for reading in readings if reading.axes not in taken]
+        free = [reading for reading in free if self._fits(reading, token)] or free
+        if len(free) > 1 and free[0].words and len(token.dims) <= 3:
             small = max(token.dims) <= SMALL_WINDOW
             return free[0] if small else free[-1]
         return free[0] if free else None
@@ -658,7 +679,7 @@ class _Reader:
             self._note(token)
             self.notes.append(f"{token.text} was read as the size {axis}")
             loose.remove(sizes[0])
-        elif self.builtin.name == "matmul" and len(sizes) == 1 and not self.axes and self._says_square():
+        elif self.builtin.name == "matmul" and len(sizes) == 1 and not self.axes and self._says_square(sizes[0]):
             for name in ("M", "N", "K"):
                 self._assign(name, self.found[sizes[0]].value, self.found[sizes[0]].text)
             loose.remove(sizes[0])
@@ -668,9 +689,10 @@ class _Reader:
             if self.found[index].value not in (0, 1, 2):
                 self.notes.append(f"the figure {self.found[index].text} was not understood and is not used")
 
-    def _says_square(self) -> bool:
-        return any(
-            token.folded in ("squar", "squared", "squar") or token.text.lower() == "square" for token in self.found
+    def _says_square(self, index: int) -> bool:
+        before = {token.folded for token in self.found[max(0, index - 3) : index]}
+        return bool(before & {"siz", "dimension", "dim", "order"}) or any(
+            token.text.lower() == "squareshaped" for token in self.found
         )
 
     def settle_scalars(self) -> None:
@@ -717,16 +739,21 @@ class _Reader:
                 not self._target_at(after)[0]
                 or self._phrase_at(after, words.MACHINE_WORDS_AFTER) > self._target_at(after)[1]
             )
-        before = [token.folded for token in self.found[max(0, index - 4) : index] if token.kind == "word"]
-        touching = index - 1
-        while touching >= 0 and (
-            self._symbol(touching) in ("=", ":", "-") or self.found[touching].folded in ("of", "is", "to", "by", "at")
-        ):
-            touching -= 1
-        if touching < 0 or self.found[touching].kind != "word":
-            return False
-        squeezed = ["".join(before[-count:]) for count in range(1, len(before) + 1)]
-        return any(key in _MACHINE_BEFORE for key in squeezed)
+        clause: list[str] = []
+        for token in reversed(self.found[max(0, index - 7) : index]):
+            if token.kind == "symbol" and token.text not in "-=:":
+                break
+            if token.kind == "word":
+                clause.insert(0, token.text.lower())
+        if re.search(r"\b(?:each|every|per|a) (?:thread|warp|lane|iteration|instruction|block)\b", " ".join(clause)):
+            return True
+        before = [fold(word) for word in clause]
+        while before:
+            if any("".join(before[-count:]) in _MACHINE_BEFORE for count in range(1, len(before) + 1)):
+                return True
+            if before.pop() not in _LINKING:
+                break
+        return False
 
 
 @lru_cache(maxsize=256)
@@ -739,6 +766,9 @@ def _squeeze(phrase: str) -> str:
     return "".join(fold(word) for word in re.findall(r"[A-Za-z0-9]+", phrase))
 
 
+_LINKING = frozenset(
+    map(fold, ("of", "is", "to", "by", "at", "should", "be", "must", "set", "around", "about", "equal", "a", "the"))
+)
 _MACHINE_BEFORE = frozenset(map(_squeeze, words.MACHINE_WORDS_BEFORE))
 _MACHINE_NAMES = frozenset(
     """block threads tile bm bn bk tm tn block_size unroll warps num_warps grid rtol atol tol seed nthreads block_dim

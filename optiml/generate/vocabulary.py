@@ -34,6 +34,7 @@ class Grammar:
     leading: tuple[str, ...] = ()
     fixed: Mapping[str, float] = field(default_factory=dict)
     letters: Mapping[str, str] = field(default_factory=dict)
+    window: str = ""
     positional: tuple[str, ...] = ()
     assumes: tuple[str, ...] = ()
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -76,6 +77,7 @@ def _grammar(fields: dict[str, Any]) -> Grammar:
         fold=fields.get("fold", "none"),
         fixed=fields.get("fixed", {}),
         letters=fields.get("letters", {}),
+        window=fields.get("window", ""),
         positional=tuple(fields.get("positional", ())),
         assumes=tuple(fields.get("assumes", ())),
         axes=_groups(fields.get("axes", {})),

@@ -83,12 +83,13 @@ def _singular(word: str) -> str:
 _IRREGULAR = {
     "matrices": "matrix", "indices": "index", "vertices": "vertex", "axes": "axis", "halves": "halv",
     "maxima": "maximum", "minima": "minimum", "colour": "color", "grey": "gray", "neighbour": "neighbor",
-    "neighbours": "neighbor", "summing": "sum", "squares": "squared", "string": "string", "during": "during",
-    "nothing": "nothing", "something": "something", "anything": "anything", "everything": "everything",
+    "neighbours": "neighbor", "summing": "sum", "running": "running", "squares": "squared", "string": "string",
+    "during": "during", "nothing": "nothing", "something": "something", "anything": "anything",
+    "everything": "everything",
 }  # fmt: skip
 
-_INT = r"\d{1,3}(?:,\d{3})+(?![\d,])|\d+(?:_\d{3})+|\d+"
-_ATOM = r"(?:\d+\s*(?:\^|\*\*)\s*\d+|1\s*<<\s*\d+|\d+(?:\.\d+)?(?:[kKMmG]i?)(?![A-Za-z0-9])|\d+(?![\d.]))"
+_INT = r"\d{1,3}(?:,\d{3})+(?!\d|,\d)|\d+(?:_\d{3})+|\d+"
+_ATOM = r"(?:\d+\s*(?:\^|\*\*)\s*\d+|1\s*<<\s*\d+|\d+(?:\.\d+)?(?:[kKMmG]i?)(?![A-Za-z0-9])|\d+(?!\d|\.\d))"
 _LEXER = re.compile(
     rf"""
       (?P<brackets>[\[(]\s*{_ATOM}(?:\s*,\s*{_ATOM})+\s*,?\s*[\])])

@@ -27,6 +27,7 @@ COSTS: Mapping[str, str] = {  # what a kernel pays with, and how to call it
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "shared-memory wavefronts",
     "smsp__inst_executed.sum": "warp instructions",
 }
+_TRAFFIC = frozenset({DRAM_BYTES, "lts__t_sectors.sum", L1_SECTORS})
 SECTOR_BYTES = 32
 
 
@@ -40,7 +41,7 @@ def compare(new: Profile, old: Profile) -> Comparison:
       time: `slower`, however small its part of the time is
     - time and costs point the same way, or the time differs by 1.5x or more: what the time says
     - the time says one thing and all costs that moved say the other: `inconclusive`
-    - costs moved, the time did not: `slower` if all of them rose, else `same`
+    - costs moved, the time did not: `slower` if memory traffic rose and nothing fell, else `same`
 
     Measured: faster or slower only where the 10–90 % ranges do not overlap and the medians differ by 1 %.
 
@@ -102,8 +103,8 @@ def _modelled(new: Profile, old: Profile, ratio: float) -> tuple[Verdict, tuple[
         extra = SECTOR_BYTES * (costs[L1_SECTORS] - before[L1_SECTORS])
         return "slower", (f"it moves {extra:.3g} more bytes through L1 and saves nothing", time, *told)
     if not faster and not slower:
-        if rose and not fell:
-            return "slower", ("it costs more and the modelled time did not improve", *told)
+        if _TRAFFIC & set(rose) and not fell:
+            return "slower", ("it moves more through memory and the modelled time did not improve", *told)
         return "same", (f"{time}, within 1 %", *told)
     decisive = max(ratio, 1.0 / ratio) >= DECISIVE_RATIO
     if faster and rose and not fell and not decisive:

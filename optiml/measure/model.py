@@ -4,8 +4,10 @@ Every term is the time that one resource would need if it worked alone. The larg
 
     T = launch + max(terms) + overlap_loss x (sum of the other terms)
 
-The constants come from `optiml.measure.hardware` and are not calibrated: the order of clearly different kernels is
-meant to be right, the microseconds are not a measurement.
+The constants come from `optiml.measure.hardware`. Of 341 kernels (the catalogue with its tunables, cold and clean L2)
+timed on one H200, the model is within 11 % for half of them and within 36 % for nineteen in twenty; of pairs that
+differ by 1.3x it orders 97 % right. Some constants were chosen on the same kernels; for the other GPUs nothing was
+checked.
 """
 
 from __future__ import annotations

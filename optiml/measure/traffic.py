@@ -35,7 +35,6 @@ class Grid:
 class Traffic:
     """Sectors of one allocation over the whole grid."""
 
-    size: float
     asked: float  # loads that miss L1
     touched: float  # distinct, by loads
     together: float  # distinct, by the loads of the blocks resident at one time
@@ -69,7 +68,6 @@ def traffic_of(item: AllocationCounters, grid: Grid) -> Traffic:
     if SECTOR_BYTES * touched <= 0.5 * grid.l1_bytes:
         asked = min(misses, grid.busy_sms * touched)
     return Traffic(
-        size=size,
         asked=asked,
         touched=touched,
         together=_together(item, grid, touched),

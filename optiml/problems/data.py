@@ -36,9 +36,9 @@ EPSILON: Mapping[str, float] = {  # spacing just above 1
     "float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
     "float8_e4m3": 2.0**-3, "float8_e5m2": 2.0**-2,
 }  # fmt: skip
-LARGEST: Mapping[str, float] = {
-    "float64": float(np.finfo(np.float64).max), "float32": float(np.finfo(np.float32).max), "float16": 65504.0,
-    "bfloat16": 3.3895313892515355e38, "float8_e4m3": 448.0, "float8_e5m2": 57344.0,
+SMALLEST: Mapping[str, float] = {  # subnormal: the spacing around zero
+    "float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133,
+    "float8_e4m3": 2.0**-9, "float8_e5m2": 2.0**-16,
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from optiml.ptx.opcodes import CLASSES
 from optiml.ptx.simt import WARP, Batch, Group
 
 if TYPE_CHECKING:
-    from optiml.ptx.lower import Program, Segment
+    from optiml.ptx.program import Program, Segment
 
 Array = Any
 SECTOR_BYTES = 32
@@ -509,9 +509,7 @@ class Recorder:
             return len(relative) * self.bank_pattern(relative[0], words)
         weights = _WEIGHTS[: relative.shape[1]]
         hashes = (relative * weights).sum(axis=1)
-        distinct, first, inverse, counts = np.unique(
-            hashes, return_index=True, return_inverse=True, return_counts=True
-        )
+        distinct, first, inverse, counts = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
         if len(distinct) <= 256 and not np.count_nonzero(relative != relative[first][inverse]):
             return sum(
                 count * self.bank_pattern(relative[index], words)

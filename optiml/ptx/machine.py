@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from optiml.errors import InvalidInput
+from optiml.errors import InvalidInput, Unsupported
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder
-from optiml.ptx.lower import ALIGNMENT, Program, program_of
+from optiml.ptx.lower import program_of
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
 from optiml.ptx.parse import Function, Module
+from optiml.ptx.program import Program
+from optiml.ptx.registers import ALIGNMENT
 from optiml.ptx.simt import WARP, Batch, Budget
 
 BATCH_THREADS = 1 << 14  # arrays of this length stay in the caches
 RESIDENT_THREADS = 1 << 16  # batches of kernels whose blocks may wait for one another
+COOPERATIVE_THREADS = 1 << 18  # one batch of a kernel with a grid-wide barrier
 BATCH_BYTES = 1 << 28  # shared and local memory of one batch
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -79,6 +82,7 @@ class Machine:
     def __init__(self) -> None:
         self._memory: dict[int, Allocation] = {}
         self._next = FIRST_ALLOCATION
+        self._workspace: int | None = None  # of the grid-wide barrier
 
     def allocate(self, nbytes: int, *, name: str = "") -> int:
         """Reserve zeroed memory and return its device address, in a range of its own of 2**36 bytes."""
@@ -101,6 +105,14 @@ class Machine:
         """Forget every allocation, module-scope data included; loaded modules must be loaded again."""
         self._memory.clear()
         self._next = FIRST_ALLOCATION
+        self._workspace = None
+
+    def _barrier_workspace(self) -> int:
+        """Address of cleared memory for the grid-wide barrier of cooperative groups."""
+        if self._workspace is None:
+            self._workspace = self.allocate(256, name="grid barrier")
+        self.memory(self._workspace)[:] = 0
+        return self._workspace
 
     def load(self, module: Module) -> LoadedModule:
         """Make a module's kernels launchable on this machine."""
@@ -150,7 +162,8 @@ class Machine:
         if count:
             share = limits.l1_bytes // max(1, limits.resident_blocks)
             recorder = Recorder(program, share // SECTOR_BYTES)
-        template = _template(program, loaded, parameters, grid, block, shared, shared_bytes)
+        workspace = self._barrier_workspace() if program.grid_barrier else 0
+        template = _template(program, loaded, parameters, grid, block, shared, shared_bytes, workspace)
         budget = Budget(limits.warp_instructions, limits.deadline)
         printed: list[str] = []
         ran = 0
@@ -226,7 +239,7 @@ _FIXED = {
 
 def _template(
     program: Program, loaded: LoadedModule, parameters: bytes, grid: tuple[int, int, int],
-    block: tuple[int, int, int], shared: int, dynamic: int,
+    block: tuple[int, int, int], shared: int, dynamic: int, workspace: int,
 ) -> list[Any]:  # fmt: skip
     """The frame every group starts from: literals, parameters, addresses and launch geometry."""
     frame = program.base.copy()
@@ -239,6 +252,8 @@ def _template(
             value = block["xyz".index(name[-1])]
         elif name.startswith(("%nctaid", "%nclusterid")):
             value = grid["xyz".index(name[-1])]
+        elif name.startswith("%envreg"):
+            value = workspace >> 32 if name == "%envreg1" else workspace & 0xFFFFFFFF
         elif name.endswith("_smem_size"):
             value = dynamic if name.startswith("%dynamic") else shared
         else:
@@ -257,6 +272,10 @@ def _batches(
     target = RESIDENT_THREADS if program.waits else BATCH_THREADS
     weight = max(1, shared + program.local_bytes * pitch)
     size = max(1, min(target // pitch, BATCH_BYTES // weight))
+    if program.grid_barrier:
+        size = max(1, min(COOPERATIVE_THREADS // pitch, BATCH_BYTES // weight))
+        if size < total:
+            raise Unsupported(f"a grid-wide barrier over more than {size} blocks of this kernel")
     if blocks is None:
         for start in range(0, total, size):
             yield np.arange(start, min(start + size, total), dtype=np.int64)

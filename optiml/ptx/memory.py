@@ -145,9 +145,7 @@ def _raise_if(
     address: int,
 ) -> None:  # fmt: skip
     if problem is not None:
-        raise_fault(
-            group, position, problem[0], problem[1], line=line, access=access, nbytes=nbytes, address=address
-        )
+        raise_fault(group, position, problem[0], problem[1], line=line, access=access, nbytes=nbytes, address=address)
 
 
 # -- slow paths: any mixture of allocations and windows --------------------------------------------------------------
@@ -160,9 +158,7 @@ def full(group: Group, values: Array) -> Array:
     return values if len(values) == group.n else np.broadcast_to(values, group.n)
 
 
-def locate(
-    group: Group, addresses: Array, nbytes: int, space: str, access: str, line: int | None
-) -> list[Part]:
+def locate(group: Group, addresses: Array, nbytes: int, space: str, access: str, line: int | None) -> list[Part]:
     """Split an access by allocation or window, with every check done.
 
     Args:
@@ -235,9 +231,7 @@ def _window_part(
     return views, start + offsets, positions
 
 
-def gather(
-    group: Group, addresses: Array, code: int, space: str, line: int | None, nbytes: int = 0
-) -> Array:
+def gather(group: Group, addresses: Array, code: int, space: str, line: int | None, nbytes: int = 0) -> Array:
     """Load one element of type `VIEW_DTYPES[code]` per thread through the slow path."""
     dtype = VIEW_DTYPES[code]
     parts = locate(group, addresses, nbytes or dtype.itemsize, space, "read", line)
@@ -299,9 +293,7 @@ def global_index(size: int, offset: int, aligned: bool) -> Callable[[Array, Grou
     return index
 
 
-def load_global(
-    target: int, source: int, offset: int, code: int, space: str, line: int | None, aligned: bool
-) -> Step:
+def load_global(target: int, source: int, offset: int, code: int, space: str, line: int | None, aligned: bool) -> Step:
     """frame[target] = global[frame[source] + offset], elements of type `VIEW_DTYPES[code]`."""
     index = global_index(VIEW_DTYPES[code].itemsize, offset, aligned)
 

@@ -31,6 +31,10 @@ _LOW29 = np.array(0x1FFFFFFF, U64)
 _HALF29 = np.array(0x10000000, U64)
 _MIN_NORMAL = {F32: np.array(2.0**-126, F32), F64: np.array(2.0**-1022, F64), F16: np.array(2.0**-14, F16)}
 _ONE64 = np.array(1, U64)
+_ZERO = {dtype: np.array(0, dtype) for dtype in (F16, F32, F64)}
+_ONE = {dtype: np.array(1, dtype) for dtype in (F16, F32, F64)}
+_LOWEST = {dtype: np.array(-np.inf, dtype) for dtype in (F16, F32, F64)}
+_HIGHEST = {dtype: np.array(np.inf, dtype) for dtype in (F16, F32, F64)}
 _SIGN = {F16: np.array(0x8000, U16), F32: np.array(0x80000000, U32), F64: np.array(1 << 63, U64)}
 _BITS = {F16: U16, F32: U32, F64: U64}
 _SPLITTER = 134217729.0  # 2**27 + 1, Veltkamp
@@ -82,8 +86,28 @@ def directed(s: Array, error: Array, mode: str, out: np.dtype[Any]) -> Array:
     return np.where(below & (r < 0), np.nextafter(r, upper), r)
 
 
+SHORT = 512  # up to this length a look at the bytes is cheaper than numpy calls
+
+
+def may_be_tiny(x: Array) -> bool:
+    """Whether some float32 may be zero, subnormal or the least normal number; a cheap, cautious look."""
+    if x.size > SHORT:
+        return bool(_count(np.abs(x) <= _MIN_NORMAL[F32]))
+    tops = x.tobytes()[3::4]  # sign and the upper seven exponent bits
+    return b"\x00" in tops or b"\x80" in tops
+
+
+def _may_be_midpoint(s: Array) -> bool:
+    """Whether some float64 may lie halfway between two float32 (low 29 bits 0x10000000); a cheap, cautious look."""
+    if s.size > SHORT:
+        return bool(_count((s.view(U64) & _LOW29) == _HALF29))
+    return b"\x00\x00\x00" in s.tobytes()
+
+
 def flush(x: Array) -> Array:
     """Replace subnormals by zeros of the same sign (.ftz)."""
+    if x.dtype is F32 and not may_be_tiny(x):
+        return x
     small = np.abs(x) < _MIN_NORMAL[x.dtype]
     if not _count(small):
         return x
@@ -92,8 +116,8 @@ def flush(x: Array) -> Array:
 
 def saturate(x: Array) -> Array:
     """Clamp to [0, 1]; NaN becomes +0 (.sat)."""
-    zero, one = np.array(0, x.dtype), np.array(1, x.dtype)
-    return np.where(x > zero, np.where(x < one, x, one), zero)
+    zero, one = _ZERO[x.dtype], _ONE[x.dtype]
+    return np.add(np.fmin(np.fmax(x, zero), one), zero)  # the sum turns -0 into +0
 
 
 def relu(x: Array) -> Array:
@@ -120,14 +144,19 @@ def saturated(operation: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def fma_f32(a: Array, b: Array, c: Array) -> Array:
-    """`a * b + c` in float32 with one rounding to nearest even, subnormals kept."""
-    p = np.multiply(a.astype(F64), b.astype(F64))
-    wide = c.astype(F64)
+    """`a * b + c` in float32 with one rounding to nearest even, subnormals kept.
+
+    An operand may also be a float64 that holds a float32 value, which saves converting literals.
+    """
+    p = np.multiply(a if a.dtype is F64 else a.astype(F64), b if b.dtype is F64 else b.astype(F64))
+    wide = c if c.dtype is F64 else c.astype(F64)
     s = np.add(p, wide)
     r = s.astype(F32)
-    midpoint = (s.view(U64) & _LOW29) == _HALF29
-    if _count(midpoint) or _count(np.abs(r) <= _MIN_NORMAL[F32]):
-        doubtful = midpoint | ((np.abs(r) <= _MIN_NORMAL[F32]) & (s != 0))
+    if _may_be_midpoint(s) or may_be_tiny(r):
+        doubtful = (s.view(U64) & _LOW29) == _HALF29
+        tiny = np.abs(r) <= _MIN_NORMAL[F32]
+        if _count(tiny):
+            doubtful |= tiny & (s != 0)
         if _count(doubtful):
             exact = round_to_odd(s, sum_error(p, wide, s)).astype(F32)
             r = np.where(doubtful, exact, r)
@@ -135,17 +164,24 @@ def fma_f32(a: Array, b: Array, c: Array) -> Array:
 
 
 def fma_f32_directed(mode: str) -> Callable[..., Array]:
-    """float32 fma rounded toward -inf (rm), +inf (rp) or zero (rz)."""
+    """float32 fma rounded toward -inf (rm), +inf (rp) or zero (rz); operands as for `fma_f32`."""
 
     def run(a: Array, b: Array, c: Array) -> Array:
-        p = np.multiply(a.astype(F64), b.astype(F64))
-        return _sum_directed(p, c.astype(F64), mode, F32)
+        p = np.multiply(a if a.dtype is F64 else a.astype(F64), b if b.dtype is F64 else b.astype(F64))
+        return _sum_directed(p, c if c.dtype is F64 else c.astype(F64), mode, F32)
 
     return run
 
 
 def _sum_directed(p: Array, c: Array, mode: str, out: np.dtype[Any]) -> Array:
     s = np.add(p, c)
+    if out == F32 and mode != "rz":
+        r = s.astype(F32)
+        back = r.astype(F64)
+        if not _count(back == s):  # the error of the sum can matter only where it was rounded to a float32
+            if mode == "rm":
+                return np.where(back > s, np.nextafter(r, _LOWEST[F32]), r)
+            return np.where(back < s, np.nextafter(r, _HIGHEST[F32]), r)
     r = directed(s, sum_error(p, c, s), mode, out)
     if mode == "rm":  # an exact zero sum of unlike signs is -0 when rounding down
         negative = (s == 0) & (np.signbit(p) | np.signbit(c))
@@ -642,6 +678,26 @@ def insert_field(a: Array, b: Array, start: Array, length: Array) -> Array:
     position = (start & np.uint32(0xFF)).astype(unsigned)
     mask = low_mask((length & np.uint32(0xFF)).astype(np.int64), unsigned) << position
     return (b & ~mask) | ((a << position) & mask)
+
+
+def bit_mask(start: Array, length: Array, *, clamp: bool) -> Array:
+    """bmsk: `length` one bits from bit `start`; both are taken modulo 32, or clamped to 32."""
+    if clamp:
+        position, count = np.minimum(start, np.uint32(32)), np.minimum(length, np.uint32(32))
+    else:
+        position, count = start & np.uint32(31), length & np.uint32(31)
+    return np.left_shift(low_mask(count.astype(np.int64), U32), position)
+
+
+def extend_from(a: Array, width: Array, *, clamp: bool) -> Array:
+    """szext: the low `width` bits of `a`, sign- or zero-extended by its type; width modulo 32, or clamped to 32."""
+    count = (np.minimum(width, np.uint32(32)) if clamp else width & np.uint32(31)).astype(np.int64)
+    mask = low_mask(count, U32)
+    low = a.view(U32) & mask
+    if a.dtype.kind == "u":
+        return low
+    sign = np.where(count > 0, (a.view(U32) >> np.maximum(count - 1, 0).astype(U32)) & np.uint32(1), np.uint32(0))
+    return np.where(sign != 0, low | ~mask, low).view(I32)
 
 
 def permute_bytes(mode: str) -> Callable[..., Array]:

@@ -46,11 +46,15 @@ class UnknownForm(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Pure:
-    """An operation without side effects: tokens of its operands and result, and the function."""
+    """An operation without side effects: tokens of its operands and result, and the function.
+
+    `wide_literals`: the function also takes float32 literals as float64.
+    """
 
     inputs: tuple[str, ...]
     output: str
     apply: Operation
+    wide_literals: bool = False
 
 
 def _integer(type_name: str) -> str:
@@ -173,9 +177,7 @@ def _mad(parts: tuple[str, ...]) -> Pure:
         raise UnknownForm
     if "wide" in found:
         wide = _wide(token)
-        return Pure(
-            inputs=(token, token, wide), output=wide, apply=lambda a, b, c: np.add(num.mul_wide(a, b), c)
-        )
+        return Pure(inputs=(token, token, wide), output=wide, apply=lambda a, b, c: np.add(num.mul_wide(a, b), c))
     if "hi" in found:
         return Pure(inputs=(token,) * 3, output=token, apply=lambda a, b, c: np.add(num.mul_high(a, b), c))
     multiply, add = np.multiply, np.add
@@ -204,7 +206,8 @@ def _fma(parts: tuple[str, ...]) -> Pure:
         operation = num.fma_f64 if mode == "rn" else num.f64_directed("fma", mode)
     else:
         raise UnknownForm
-    return Pure(inputs=(token,) * 3, output=token, apply=_modified(operation, found))
+    plain = kind == "f32" and not found & {"ftz"}
+    return Pure(inputs=(token,) * 3, output=token, apply=_modified(operation, found), wide_literals=plain)
 
 
 def _div(parts: tuple[str, ...]) -> Pure:
@@ -347,6 +350,17 @@ def _bfi(parts: tuple[str, ...]) -> Pure:
     return Pure(inputs=(token, token, "u4", "u4"), output=token, apply=num.insert_field)
 
 
+def _mask_or_extend(parts: tuple[str, ...]) -> Pure:
+    """bmsk.mode.b32 and szext.mode.type."""
+    if len(parts) != 3 or parts[1] not in ("clamp", "wrap"):
+        raise UnknownForm
+    clamp = parts[1] == "clamp"
+    if parts[0] == "bmsk":
+        return Pure(inputs=("u4", "u4"), output="u4", apply=partial(num.bit_mask, clamp=clamp))
+    token = TOKENS[parts[2]]
+    return Pure(inputs=(token, "u4"), output=token, apply=partial(num.extend_from, clamp=clamp))
+
+
 def _prmt(parts: tuple[str, ...]) -> Pure:
     mode = parts[2] if len(parts) == 3 else ""
     if mode not in ("", "f4e", "b4e", "rc8", "ecl", "ecr", "rc16"):
@@ -363,6 +377,23 @@ def _dp(parts: tuple[str, ...]) -> Pure:
     else:
         operation = num.dot_halves(a_signed, b_signed, high=parts[1] == "hi")
     return Pure(inputs=("u4", "u4", out), output=out, apply=operation)
+
+
+def _vabsdiff4(parts: tuple[str, ...]) -> Pure:
+    """vabsdiff4.u32.u32.u32[.add]: absolute differences of bytes, or their sum added to the third operand."""
+    signed = parts[2] == "s32"
+    if parts[2] != parts[3] or parts[4:] not in ((), ("add",)):
+        raise UnknownForm
+    element = I8 if signed else U8
+
+    def run(a: Any, b: Any, c: Any) -> Any:
+        x, y = (np.ascontiguousarray(v).reshape(-1, 1).view(element).astype(I32) for v in (a, b))
+        apart = np.abs(x - y)
+        if "add" in parts:
+            return (c.astype(np.int64) + apart.sum(axis=1)).astype(U32)
+        return np.ascontiguousarray(apart.astype(U8)).view(U32).reshape(-1)
+
+    return Pure(inputs=("u4",) * 3, output="u4", apply=run)
 
 
 def _sad(parts: tuple[str, ...]) -> Pure:
@@ -434,9 +465,7 @@ def _slct(parts: tuple[str, ...]) -> Pure:
     """slct.dtype.ctype: a if c >= 0 else b."""
     names = [p for p in parts[1:] if p != "ftz"]
     token = "w" + TOKENS[names[0]][1:]
-    return Pure(
-        inputs=(token, token, TOKENS[names[1]]), output=token, apply=lambda a, b, c: np.where(c >= 0, a, b)
-    )
+    return Pure(inputs=(token, token, TOKENS[names[1]]), output=token, apply=lambda a, b, c: np.where(c >= 0, a, b))
 
 
 def comparison(parts: tuple[str, ...]) -> tuple[tuple[str, str], Operation, str]:
@@ -673,7 +702,8 @@ PURE: Mapping[str, Row] = MappingProxyType(
         "and": _logic, "or": _logic, "xor": _logic, "not": _not, "cnot": _not, "shl": _shift, "shr": _shift,
         "shf": _funnel, "popc": _bits(num.population, "u4"), "clz": _bits(num.leading_zeros, "u4"),
         "brev": _bits(num.reverse_bits), "bfind": _bfind, "bfe": _bfe, "bfi": _bfi, "prmt": _prmt,
-        "dp4a": _dp, "dp2a": _dp, "sad": _sad, "copysign": _copysign, "testp": _testp,
+        "bmsk": _mask_or_extend, "szext": _mask_or_extend,
+        "dp4a": _dp, "dp2a": _dp, "vabsdiff4": _vabsdiff4, "sad": _sad, "copysign": _copysign, "testp": _testp,
         "rcp": _unary_float(num.reciprocal, num.reciprocal, _rcp_directed),
         "sqrt": _unary_float(np.sqrt, np.sqrt, num.sqrt_f32_directed),
         "rsqrt": _unary_float(_rsqrt), "sin": _unary_float(np.sin), "cos": _unary_float(np.cos),
@@ -682,11 +712,23 @@ PURE: Mapping[str, Row] = MappingProxyType(
     }
 )  # fmt: skip
 
+
+def pure_row(parts: tuple[str, ...]) -> Row | None:
+    """The row of an opcode without side effects; the forms that use the carry flag are not among them."""
+    return None if "cc" in parts else PURE.get(parts[0])
+
+
+def effect(parts: tuple[str, ...]) -> str | None:
+    """The method that lowers an opcode with effects, or None."""
+    return "carry" if "cc" in parts else EFFECTS.get(parts[0])
+
+
 # Families built by a method of the lowering: memory, warps, barriers, calls, several destinations.
 EFFECTS: Mapping[str, str] = MappingProxyType(
     {
-        "mov": "mov", "setp": "setp", "lop3": "lop3", "cvta": "cvta", "isspacep": "isspacep", "addc": "carry",
-        "subc": "carry", "madc": "carry", "ld": "load", "ldu": "load", "st": "store", "atom": "atomic",
+        "mov": "mov", "setp": "setp", "lop3": "lop3", "cvta": "cvta", "isspacep": "isspacep",
+        "addc": "carry", "subc": "carry", "madc": "carry", "mbarrier": "mbarrier",
+        "ld": "load", "ldu": "load", "st": "store", "atom": "atomic",
         "red": "atomic", "cp": "copy_async", "prefetch": "nothing", "prefetchu": "nothing", "membar": "nothing",
         "fence": "nothing", "nanosleep": "pause", "pmevent": "nothing", "discard": "nothing",
         "applypriority": "nothing", "createpolicy": "policy", "trap": "trap", "brkpt": "trap", "shfl": "shuffle",
@@ -704,8 +746,10 @@ WARP_FAMILIES = frozenset(
 CONTROL = frozenset({"bra", "brx", "ret", "exit", "bar", "barrier"})
 
 CLASSES = ("fadd", "fmul", "ffma", "fp64", "fp16", "sfu", "int", "cvt", "control", "memory", "tensor", "other")
-_MEMORY = frozenset({"ld", "ldu", "st", "atom", "red", "cp", "prefetch", "prefetchu", "membar", "fence", "discard",
-                     "applypriority", "ldmatrix", "stmatrix"})  # fmt: skip
+_MEMORY = frozenset(
+    {"ld", "ldu", "st", "atom", "red", "cp", "prefetch", "prefetchu", "membar", "fence", "discard", "applypriority",
+     "ldmatrix", "stmatrix", "mbarrier"}
+)  # fmt: skip
 _CONTROL = frozenset({"bra", "brx", "ret", "exit", "bar", "barrier", "call", "nanosleep", "trap", "brkpt"})
 
 

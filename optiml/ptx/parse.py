@@ -555,9 +555,7 @@ class _Parser:
         if self.text[self.position : self.position + 1] == ";":
             self.position += 1
             if name not in self.functions:
-                self.functions[name] = Function(
-                    name=name, kernel=kernel, params=params, returns=returns, defined=False
-                )
+                self.functions[name] = Function(name=name, kernel=kernel, params=params, returns=returns, defined=False)
             return
         self.take(re.compile(r"\{"), "'{' of a function body")
         body = self.body(params, returns)

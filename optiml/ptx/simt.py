@@ -24,7 +24,7 @@ from optiml.ptx.memory import UNIFORM_ZERO, Allocation, raise_fault, typed_views
 
 if TYPE_CHECKING:
     from optiml.ptx.counters import Recorder
-    from optiml.ptx.lower import BarrierCall, Program, Segment
+    from optiml.ptx.program import BarrierCall, Program, Segment
 
 Array = Any
 Frame = list[Array]
@@ -769,4 +769,3 @@ class Budget:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise_fault(group, 0, "timed_out", "timed out: the kernel was still running at its deadline",
                         line=segment.last_line)  # fmt: skip
-

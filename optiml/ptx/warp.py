@@ -196,5 +196,3 @@ def elect(target: int | None, flag: int | None, mask: int) -> Step:
             frame[flag] = leader == (group.lanes & 31)
 
     return run
-
-

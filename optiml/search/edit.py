@@ -20,6 +20,7 @@ INSTRUCTIONS = "smsp__inst_executed.sum"
 BANK_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 ATOMICS = "lts__t_sectors_op_atom.sum"
 WARPS_ACTIVE = "sm__warps_active.avg.pct_of_peak_sustained_active"
+BLOCKS = "launch__grid_size"
 REGISTERS = "launch__registers_per_thread"
 
 
@@ -51,12 +52,18 @@ class EditContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One rewritten kernel."""
+    """One rewritten kernel.
+
+    Attributes:
+        target: what was edited, where an edit has several independent targets (the name of a param); proposals of one
+            edit and target are variants of each other, and the search tries other things before a second variant.
+    """
 
     kernel: Kernel
     rationale: str
     expected: tuple[ExpectedChange, ...]
     risks: tuple[str, ...] = ()
+    target: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +75,7 @@ class Edit:
         why: one sentence, why that helps.
         source: where the idea comes from.
         propose: the rewrites that make sense for a kernel, best first; none where it does not apply.
+        repeatable: whether doing it twice in a row to one target is more than doing the second alone.
     """
 
     name: str
@@ -75,6 +83,7 @@ class Edit:
     why: str
     source: str
     propose: Callable[[EditContext], Iterable[Proposal]]
+    repeatable: bool = True
 
 
 def with_source(kernel: Kernel, source: str) -> Kernel:

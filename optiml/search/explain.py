@@ -20,6 +20,7 @@ from optiml.records import (
 from optiml.search.edit import (
     ATOMICS,
     BANK_CONFLICTS,
+    BLOCKS,
     DRAM_BYTES,
     INSTRUCTIONS,
     LOAD_REQUESTS,
@@ -46,6 +47,7 @@ LABELS: Mapping[str, tuple[str, float]] = {
     "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum": ("Global store requests", 0.7),
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": ("Shared memory wavefronts", 0.7),
     "lts__t_sectors.sum": ("L2 sectors", 0.7),
+    BLOCKS: ("Blocks launched", 0.4),
 }
 
 
@@ -257,8 +259,8 @@ def _warnings(best: Node) -> tuple[str, ...]:
 
 
 def _clause(rationale: str) -> str:
-    """A rationale as the second half of a sentence."""
-    text = rationale.strip().rstrip(".")
+    """The first sentence of a rationale, as the second half of another one."""
+    text = rationale.strip().split(". ")[0].rstrip(".")
     keeps_case = len(text) > 1 and (text[1].isupper() or not text[0].isalpha())
     return text if keeps_case else text[:1].lower() + text[1:]
 

@@ -27,6 +27,7 @@ from optiml.records import (
 from optiml.search.edit import (
     ATOMICS,
     BANK_CONFLICTS,
+    BLOCKS,
     DRAM_BYTES,
     INSTRUCTIONS,
     LOAD_REQUESTS,
@@ -58,6 +59,7 @@ _TERMS_OF: Mapping[str, Mapping[str, float]] = {
     BANK_CONFLICTS: {"lsu": 0.8, "latency": 0.3},
     ATOMICS: {"atomics": 1.0, "l2": 0.5, "latency": 0.5},
     WARPS_ACTIVE: {"latency": -1.0},
+    BLOCKS: {"dispatch": 1.0},
     REGISTERS: {"latency": 0.3},
 }
 _TERMS_OF_KIND: Mapping[str, Mapping[str, float]] = {

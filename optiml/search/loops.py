@@ -40,7 +40,10 @@ SCALAR_TYPES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ForLoop:
-    """`for (v = start; v < bound; v += step)`; `comparison` is < or <=, a step of None is no known number."""
+    """`for (v = start; v < bound; v += step)`; `comparison` is <, <= or, for steps of 1, !=.
+
+    A step of None is no known number.
+    """
 
     node: Node
     variable: str
@@ -95,10 +98,8 @@ def for_loop(node: Node) -> ForLoop | None:
     operator = condition.child_by_field_name("operator")
     if left is None or right is None or operator is None or text_of(left) != variable:
         return None
-    if text_of(operator) not in ("<", "<="):
-        return None
     known, step, step_node = _step(update, variable)
-    if not known:
+    if not known or not (text_of(operator) in ("<", "<=") or (text_of(operator) == "!=" and step == 1)):
         return None
     return ForLoop(
         node=node, variable=variable, declared=declared, start=start, bound=right, comparison=text_of(operator),

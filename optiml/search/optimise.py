@@ -6,6 +6,7 @@ evaluated twice and the budget stays exact. All choices follow from the spec's s
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from optiml.records import (
     Reward,
     RunStatus,
     SearchResult,
+    Verdict,
 )
 from optiml.reward import gate_reward, reward
 from optiml.search.edit import Edit, EditContext
@@ -34,6 +36,7 @@ from optiml.search.propose import Ranked, problem_dtype, propose
 from optiml.search.puct import FIRST_PLAY_URGENCY, children_allowed, puct
 from optiml.search.tree import MAX_DEPTH, Node, Tree
 
+LOG = logging.getLogger(__name__)
 CATALOGUE_EDIT = "swap_strategy"
 FINALISTS = 3
 MOST_REFUSED = 6  # confirmations that may fail before the search keeps the input
@@ -138,8 +141,10 @@ class Search:
         self._edits = _edits_of(spec)
         self._journal = journal
         self._ranked: dict[int, tuple[Ranked, ...]] = {}
-        self._losses: dict[str, int] = {}
-        self._gains: dict[str, list[float]] = {}  # edit -> reward gained over the parent, for each accepted kernel
+        self._losses: dict[tuple[str, str], int] = {}
+        self._gains: dict[
+            tuple[str, str], list[float]
+        ] = {}  # strategy -> reward gained over the parent, for each accepted kernel
         self._best_history: list[float] = []
         events = list(journal) if journal is not None else []
         if journal is not None and not events:
@@ -235,9 +240,9 @@ class Search:
         if node.parent is None or node.reward is None or node.parent.reward is None:
             return
         if node.time_us > node.parent.time_us * (1.0 - GAIN):
-            self._losses[node.edit] = self._losses.get(node.edit, 0) + 1
+            self._losses[node.strategy] = self._losses.get(node.strategy, 0) + 1
         gained = node.reward.total - node.parent.reward.total if node.state == "open" else 0.0
-        self._gains.setdefault(node.edit, []).append(max(-PROMISE, gained))
+        self._gains.setdefault(node.strategy, []).append(max(-PROMISE, gained))
 
     def _record_duplicate(self, node: Node) -> None:
         self.tree.record_duplicate(node)
@@ -309,7 +314,7 @@ class Search:
         elsewhere in this run.
         """
         own = 0.0 if node.reward is None else node.reward.total
-        gains = self._gains.get(ranked.edit, [])
+        gains = self._gains.get(ranked.strategy, [])
         promise = (PROMISE * (ranked.judge_score - NEUTRAL_SCORE) + sum(gains)) / (1 + len(gains))
         return self.tree.scaled(own - FIRST_PLAY_URGENCY + promise)
 
@@ -345,18 +350,18 @@ class Search:
         """
         if node.index not in self._ranked:
             self._ranked[node.index] = self._propose(node)
-        siblings = [item.edit for item in node.children if item.state != "failed"]
-        ancestors = [item.edit for item in node.path()]
+        siblings = [item.strategy for item in node.children if item.state != "failed"]
+        ancestors = [item.strategy for item in node.path()]
         weighted = [
             (
                 item,
                 item.prior
-                * SIBLING_DISCOUNT ** siblings.count(item.edit)
-                * ANCESTOR_DISCOUNT ** ancestors.count(item.edit)
-                * OUTCOME_DISCOUNT ** self._losses.get(item.edit, 0),
+                * SIBLING_DISCOUNT ** siblings.count(item.strategy)
+                * ANCESTOR_DISCOUNT ** ancestors.count(item.strategy)
+                * OUTCOME_DISCOUNT ** self._losses.get(item.strategy, 0),
             )
             for item in self._ranked[node.index]
-            if not self.tree.holds(item.kernel_id)
+            if not self.tree.holds(item.kernel_id) and (item.repeatable or item.strategy != node.strategy)
         ]
         return sorted(weighted, key=lambda pair: (-pair[1], pair[0].edit, pair[0].kernel_id))
 
@@ -366,18 +371,35 @@ class Search:
             kernel=node.kernel, problem=self.spec.problem, profile=profile,
             dtype=self.spec.dtype or problem_dtype(self.spec.problem),
         )  # fmt: skip
-        return propose(context, self._edits, seed=f"{self.spec.seed}:{node.kernel_id}")
+        # A strategy replaces the whole kernel: below the input it would only throw the steps before it away.
+        edits = [edit for edit in self._edits if node.index == 0 or edit.name != CATALOGUE_EDIT]
+        return propose(context, edits, seed=f"{self.spec.seed}:{node.kernel_id}")
 
     def _add(self, parent: Node, ranked: Ranked) -> Node:
         self._log(
-            {"event": "proposal", "node": len(self.tree.nodes), "parent": parent.index, "edit": ranked.edit,
-             "rationale": ranked.rationale, "expected": encode(ranked.expected), "prior": ranked.prior,
-             "judge_score": ranked.judge_score, "kernel": encode(ranked.kernel)}
-        )  # fmt: skip
+            {
+                "event": "proposal",
+                "node": len(self.tree.nodes),
+                "parent": parent.index,
+                "edit": ranked.edit,
+                "target": ranked.target,
+                "rationale": ranked.rationale,
+                "expected": encode(ranked.expected),
+                "prior": ranked.prior,
+                "judge_score": ranked.judge_score,
+                "kernel": encode(ranked.kernel),
+            }
+        )
         return self.tree.add(
-            parent, ranked.kernel, edit=ranked.edit, rationale=ranked.rationale, expected=ranked.expected,
-            prior=ranked.prior, judge_score=ranked.judge_score,
-        )  # fmt: skip
+            parent,
+            ranked.kernel,
+            edit=ranked.edit,
+            target=ranked.target,
+            rationale=ranked.rationale,
+            expected=ranked.expected,
+            prior=ranked.prior,
+            judge_score=ranked.judge_score,
+        )
 
     def _shorter_path(self) -> tuple[Node, Ranked] | None:
         """The next kernel of the leader's path without the steps that changed nothing, if it is not in the tree.
@@ -470,10 +492,15 @@ class Search:
         elif kind == "proposal":
             expected = tuple(restore(ExpectedChange, item) for item in event["expected"])
             self.tree.add(
-                self.tree.nodes[event["parent"]], restore(Kernel, event["kernel"]), edit=event["edit"],
-                rationale=event["rationale"], expected=expected, prior=event["prior"],
+                self.tree.nodes[event["parent"]],
+                restore(Kernel, event["kernel"]),
+                edit=event["edit"],
+                target=event["target"],
+                rationale=event["rationale"],
+                expected=expected,
+                prior=event["prior"],
                 judge_score=event["judge_score"],
-            )  # fmt: skip
+            )
         elif kind == "evaluation":
             node = self.tree.nodes[event["node"]]
             self._record(node, event["depth"], restore(Evaluation, event["evaluation"]), event["elapsed_s"])
@@ -536,11 +563,26 @@ def optimise(
             if twin is not None:
                 search.tell_duplicate(task)
                 continue
-        evaluation = evaluate(task.kernel, depth=task.depth)
+        evaluation = _evaluated(task, evaluate)
         search.tell(task, evaluation, elapsed_s=clock() - started)
         if on_progress is not None:
             on_progress(progress(search, _told(task, evaluation)))
     return search.result()
+
+
+def _evaluated(task: Task, evaluate: Evaluate) -> Evaluation:
+    """Evaluate a task; an edit that made something no launch plan can hold costs an evaluation, not the run."""
+    try:
+        return evaluate(task.kernel, depth=task.depth)
+    except InvalidInput as error:
+        if task.purpose != "node":
+            raise
+        LOG.warning("the edit %s made a kernel that is not well formed: %s", task.edit, error)
+        verdict = Verdict(
+            kernel_id=task.kernel_id, status="rejected", reason="bad_launch", detail=str(error), levels=(),
+            summary=f"Rejected: {error}.", next_action="Leave this edit.",
+        )  # fmt: skip
+        return Evaluation(kernel_id=task.kernel_id, verdict=verdict, profile=None, fingerprint=None, seconds=0.0)
 
 
 def progress(search: Search, last: str) -> SearchProgress:

@@ -29,10 +29,17 @@ class Ranked:
     kernel: Kernel
     kernel_id: str
     edit: str
+    target: str
     rationale: str
     expected: tuple[ExpectedChange, ...]
     judge_score: float
     prior: float
+    repeatable: bool = True
+
+    @property
+    def strategy(self) -> tuple[str, str]:
+        """Edit and target: what is done, whatever the variant."""
+        return self.edit, self.target
 
 
 Proposer = Callable[[EditContext, str], Sequence[Ranked]]  # context, seed text -> best first
@@ -52,7 +59,7 @@ def propose(context: EditContext, edits: Sequence[Edit], *, seed: str) -> tuple[
         seed: text that decides the order among equals; the same text gives the same order.
     """
     own = kernel_id(context.kernel)
-    found: dict[str, tuple[Edit, Kernel, str, tuple[ExpectedChange, ...], float]] = {}
+    found: dict[str, tuple[Edit, Proposal, float]] = {}
     noise = random.Random(seed)
     for edit in edits:
         for proposal in _proposals(edit, context):
@@ -61,15 +68,22 @@ def propose(context: EditContext, edits: Sequence[Edit], *, seed: str) -> tuple[
                 continue
             score = score_expected(proposal.expected, context.profile, risks=proposal.risks)
             score = min(1.0, max(0.0, score + JITTER * (noise.random() - 0.5)))
-            found[identity] = (edit, proposal.kernel, proposal.rationale, proposal.expected, score)
-    weights = priors(np.array([item[4] for item in found.values()], dtype=np.float64))
+            found[identity] = (edit, proposal, score)
+    weights = priors(np.array([score for _, _, score in found.values()], dtype=np.float64))
     ranked = [
         Ranked(
-            kernel=kernel, kernel_id=identity, edit=edit.name, rationale=rationale, expected=expected,
-            judge_score=score, prior=float(weight),
+            kernel=proposal.kernel,
+            kernel_id=identity,
+            edit=edit.name,
+            target=proposal.target,
+            rationale=proposal.rationale,
+            expected=proposal.expected,
+            judge_score=score,
+            prior=float(weight),
+            repeatable=edit.repeatable,
         )
-        for (identity, (edit, kernel, rationale, expected, score)), weight in zip(found.items(), weights, strict=True)
-    ]  # fmt: skip
+        for (identity, (edit, proposal, score)), weight in zip(found.items(), weights, strict=True)
+    ]
     return tuple(sorted(ranked, key=lambda item: (-item.prior, item.edit, item.kernel_id)))
 
 

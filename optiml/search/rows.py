@@ -37,12 +37,14 @@ from optiml.search.source import (
     contains,
     identifiers,
     integer,
+    mentions,
     text_of,
     walk,
 )
 
 Team = Literal["warp", "block"]
 WARP = 32
+LONE_BLOCK = 128  # threads given to a row that one thread had
 _WIDE = frozenset({"long long", "unsigned long long", "size_t", "int64_t", "uint64_t", "long", "ptrdiff_t"})
 _STORES = frozenset({"assignment_expression", "call_expression", "update_expression"})
 _GEOMETRY = frozenset({"threadIdx", "blockIdx", "gridDim"})
@@ -67,6 +69,7 @@ class RowKernel:
     row_loop: ForLoop | None
     loops: tuple[SharedLoop, ...]
     single_stores: tuple[Node, ...]  # statements outside the shared loops that store
+    lone: bool = False  # a block of one thread has the row: nothing about the row changes
 
 
 def row_kernel(site: Site) -> RowKernel | None:
@@ -74,30 +77,29 @@ def row_kernel(site: Site) -> RowKernel | None:
     function = site.function
     if function.is_cooperative or site.launches != 1 or site.launch.shared_bytes not in (0, "0"):
         return None
-    if len(site.launch.block) > 1 and any(size != 1 for size in site.block[1:]):
+    if any(size != 1 for size in site.block[1:]) or site.block[0] is None:
         return None
-    if site.block[0] is None or site.block[0] % WARP:
+    lone = site.launch.block[0] == 1 and not mentions(function.body, ("threadIdx", "blockDim"))
+    row, row_loop = (None, None) if lone else _row_of(site)
+    if not lone and (site.block[0] % WARP or (row is None and row_loop is None)):
         return None
-    row, row_loop = _row_of(site)
-    if row is None and row_loop is None:
-        return None
-    if not _only_geometry(site, row, row_loop):
+    if not lone and not _only_geometry(site, row, row_loop):
         return None
     body = function.body if row_loop is None else row_loop.body
-    across = "threadIdx.x" if row_loop is None else row_loop.variable
+    across = "blockIdx.x" if lone else "threadIdx.x" if row_loop is None else row_loop.variable
     shared = tuple(found for loop in outermost_loops(body) if (found := _shared(site, loop, across)) is not None)
     if not shared or sum(item.gain for item in shared) <= 0:
         return None
     stores = _single_stores(site, shared)
     if stores is None:
         return None
-    return RowKernel(site=site, row=row, row_loop=row_loop, loops=shared, single_stores=stores)
+    return RowKernel(site=site, row=row, row_loop=row_loop, loops=shared, single_stores=stores, lone=lone)
 
 
 def divide(context: EditContext, kernel: RowKernel, team: Team) -> Kernel:
     """The kernel with a warp or a block on each row, and the launch plan to match."""
     site = kernel.site
-    names = _Names(site, team)
+    names = _Names(site, team, lone=kernel.lone)
     changes: list[Change] = []
     changes += _row_changes(kernel, names)
     stored_and_read = _stored_and_read(site)
@@ -106,6 +108,8 @@ def divide(context: EditContext, kernel: RowKernel, team: Team) -> Kernel:
     for statement in kernel.single_stores:
         changes += _guard(site, statement, names, stored_and_read)
     result = with_source(context.kernel, site.source.rewrite(changes))
+    if kernel.lone:
+        return with_launch(result, site.index, block=(WARP if team == "warp" else LONE_BLOCK,))
     grid: tuple[Size, ...] = (_grid(context, site, team), *site.launch.grid[1:])
     return _whole_warps(with_launch(result, site.index, grid=grid))
 
@@ -219,8 +223,9 @@ def _stored_and_read(site: Site) -> frozenset[str]:
 class _Names:
     """Fresh names and the C++ text of a team's geometry."""
 
-    def __init__(self, site: Site, team: Team) -> None:
+    def __init__(self, site: Site, team: Team, *, lone: bool) -> None:
         self.team = team
+        self._lone = lone
         self._used = {text_of(node) for node in identifiers(site.function.node)} | set(site.constants)
         entry = site.launch.block[0]
         params = {name for name in site.constants if name == entry}
@@ -248,12 +253,15 @@ class _Names:
 
     @property
     def lane_declaration(self) -> str:
-        value = "threadIdx.x" if self.team == "block" else f"threadIdx.x % {WARP}"
+        value = "threadIdx.x" if self.team == "block" or self._lone else f"threadIdx.x % {WARP}"
         return f"const int {self.lane} = {value};"
 
 
 def _row_changes(kernel: RowKernel, names: _Names) -> list[Change]:
     site = kernel.site
+    if kernel.lone:
+        opening = site.function.body.children[0].end_byte
+        return [(opening, opening, f"\n    {names.lane_declaration}")]
     if kernel.row is not None:
         initial, declaration = kernel.row.initial, kernel.row.declaration
         assert initial is not None  # thread_indices lists initialised locals only
@@ -286,6 +294,9 @@ def _loop_changes(site: Site, shared: SharedLoop, names: _Names, *, sync: bool) 
         (loop.start.start_byte, loop.start.end_byte, begin),
         (loop.update.start_byte, loop.update.end_byte, f"{loop.variable} += {stride}"),
     ]
+    sign = loop.condition.child_by_field_name("operator")
+    if sign is not None and loop.comparison == "!=":
+        changes.append((sign.start_byte, sign.end_byte, "<"))  # a stride may step over the end
     before, after = ([names.sync] if sync else []), ([names.sync] if sync else [])
     for reduction in shared.reductions:
         saved = None

@@ -232,6 +232,12 @@ class Function:
         )
 
 
+def bounds_change(function: Function, threads: int) -> list[Change]:
+    """The change that keeps `__launch_bounds__` true for blocks of another size; none where there is none."""
+    nodes = [node for node in walk(function.node) if node.type == "launch_bounds"]
+    return [(node.start_byte, node.end_byte, f"__launch_bounds__({threads})") for node in nodes]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CudaSource:
     """A parsed CUDA file."""

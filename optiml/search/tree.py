@@ -31,6 +31,7 @@ class Node:
     kernel: Kernel
     kernel_id: str
     edit: str
+    target: str
     rationale: str
     expected: tuple[ExpectedChange, ...]
     prior: float
@@ -47,6 +48,11 @@ class Node:
     full: Evaluation | None = None
     confirmed: Evaluation | None = None
     confirmations: int = 0
+
+    @property
+    def strategy(self) -> tuple[str, str]:
+        """Edit and target: what the step did, whatever the variant."""
+        return self.edit, self.target
 
     @property
     def value(self) -> float:
@@ -79,37 +85,70 @@ class Tree:
         self.nodes: list[Node] = []
         self._ids: dict[str, Node] = {}
         self._fingerprints: dict[str, Node] = {}
-        self._add(root, parent=None, edit="", rationale="the input kernel", expected=(), prior=1.0, judge_score=0.5)
+        self._add(
+            root, parent=None, edit="", target="", rationale="the input kernel", expected=(), prior=1.0, judge_score=0.5
+        )
 
     @property
     def root(self) -> Node:
         return self.nodes[0]
 
     def add(
-        self, parent: Node, kernel: Kernel, *, edit: str, rationale: str, expected: tuple[ExpectedChange, ...],
-        prior: float, judge_score: float,
-    ) -> Node:  # fmt: skip
+        self,
+        parent: Node,
+        kernel: Kernel,
+        *,
+        edit: str,
+        target: str,
+        rationale: str,
+        expected: tuple[ExpectedChange, ...],
+        prior: float,
+        judge_score: float,
+    ) -> Node:
         """A pending child of `parent`.
 
         Raises:
             ValueError: the tree holds this kernel already.
         """
         return self._add(
-            kernel, parent=parent, edit=edit, rationale=rationale, expected=expected, prior=prior,
+            kernel,
+            parent=parent,
+            edit=edit,
+            target=target,
+            rationale=rationale,
+            expected=expected,
+            prior=prior,
             judge_score=judge_score,
-        )  # fmt: skip
+        )
 
     def _add(
-        self, kernel: Kernel, *, parent: Node | None, edit: str, rationale: str, expected: tuple[ExpectedChange, ...],
-        prior: float, judge_score: float,
-    ) -> Node:  # fmt: skip
+        self,
+        kernel: Kernel,
+        *,
+        parent: Node | None,
+        edit: str,
+        target: str,
+        rationale: str,
+        expected: tuple[ExpectedChange, ...],
+        prior: float,
+        judge_score: float,
+    ) -> Node:
         identity = kernel_id(kernel)
         if identity in self._ids:
             raise ValueError(f"kernel {identity} is in the tree already")
         node = Node(
-            index=len(self.nodes), parent=parent, kernel=kernel, kernel_id=identity, edit=edit, rationale=rationale,
-            expected=expected, prior=prior, judge_score=judge_score, depth=0 if parent is None else parent.depth + 1,
-        )  # fmt: skip
+            index=len(self.nodes),
+            parent=parent,
+            kernel=kernel,
+            kernel_id=identity,
+            edit=edit,
+            target=target,
+            rationale=rationale,
+            expected=expected,
+            prior=prior,
+            judge_score=judge_score,
+            depth=0 if parent is None else parent.depth + 1,
+        )
         self.nodes.append(node)
         self._ids[identity] = node
         if parent is not None:

@@ -1,6 +1,6 @@
 """Expected against actual: the tolerance policy (design of verification.md §4) and the first mismatch.
 
-    floor: rtol0 = 2 eps(output) + 8 eps(accumulator) sqrt(L),  atol0 = rtol0 * rms(expected)
+    floor: rtol0 = 2 eps(output) + 8 eps(accumulator) sqrt(L),  atol0 = rtol0 * rms(expected) + spacing(0)
     working tolerance = floor * min(max(4 s, 1), 16)
 
 with L the accumulation length and s the error of the reference computed in the declared dtype, in units of the floor.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optiml.problems.data import EPSILON, is_float, to_float64
+from optiml.problems.data import EPSILON, SMALLEST, is_float, to_float64
 from optiml.records import Mismatch, Tolerance
 
 Array = NDArray[Any]
@@ -61,7 +61,7 @@ def tolerance_for(
     if not is_float(dtype):
         return None
     rtol0 = floor_rtol(dtype, accumulation)
-    atol0 = rtol0 * magnitude
+    atol0 = rtol0 * magnitude + SMALLEST[dtype]  # outputs among the subnormals are rounded to that
     if caller is not None:
         if caller.rtol == 0 and caller.atol == 0:
             return None

@@ -50,9 +50,13 @@ def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -
     return text.rstrip(b"\0").decode()
 
 
-@functools.lru_cache(maxsize=8)
 def corpus_module(name: str, arch: str = "compute_80") -> Module:
-    """A parsed file of the corpus."""
+    """A file of the corpus, compiled and parsed once in a test run."""
+    return _corpus_module(name, arch)
+
+
+@functools.cache
+def _corpus_module(name: str, arch: str) -> Module:
     return parse(compiled((DATA / f"{name}.cu").read_text(), arch))
 
 
@@ -91,9 +95,10 @@ def launch(
     blocks: Sequence[int] | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Launched:
-    """Launch once on a fresh machine; arrays become allocations, numbers scalars, bytes by-value structs.
+    """Launch once on a fresh machine.
 
-    A pair (array, index) of bytes and names is not needed: a callable argument gets the machine and returns bytes.
+    Arrays become allocations, numbers scalars, bytes by-value structs; a callable is given the machine and the list
+    of placed arrays and returns the bytes of its parameter.
     """
     machine = Machine()
     loaded = machine.load(module)

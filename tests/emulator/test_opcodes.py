@@ -20,6 +20,7 @@ F32, F64, U32, I32, U64, I64, U16, I16, F16 = (
 )  # fmt: skip
 INTS = [0, 1, 2, 3, 31, 32, 33, 64, 255, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF, 12345]
 LONGS = [*INTS, 0x7FFFFFFFFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF, 0x123456789ABCDEF0]
+MASK32, MASK64 = 2**32 - 1, 2**64 - 1
 FLOATS = [
     0.0, -0.0, 1.0, -1.0, 1.5, 2.5, -2.5, 0.1, 3.0e38, -3.0e38, 1.1754944e-38, 1e-40, -1e-45, 1e-20, np.inf, -np.inf,
     np.nan, 16777216.0, 16777217.0, 0.33333334,
@@ -205,6 +206,20 @@ def test_bit_fields() -> None:
 
     want = [inserted(*row) for row in rows]
     assert same(evaluate("bfi.b32 %y, %x0, %x1, %x2, %x3;", a, b, start, length, output=U32), masked(want, U32))
+
+
+def test_bit_masks_and_extensions() -> None:
+    a, b = pairs([0, 1, 5, 31, 32, 40, 0xFFFFFFFF], U32)
+    value = np.full(len(a), 0x8765FEDC, U32)
+    for mode in ("clamp", "wrap"):
+        limit = lambda n, mode=mode: min(n, 32) if mode == "clamp" else n & 31  # noqa: E731
+        want = [((1 << limit(n)) - 1) << limit(s) for s, n in zip(a.tolist(), b.tolist(), strict=True)]
+        assert same(evaluate(f"bmsk.{mode}.b32 %y, %x0, %x1;", a, b, output=U32), masked(want, U32)), mode
+        low = [0x8765FEDC & ((1 << limit(n)) - 1) for n in b.tolist()]
+        assert same(evaluate(f"szext.{mode}.u32 %y, %x0, %x1;", value, b, output=U32), masked(low, U32))
+        sizes = [limit(n) for n in b.tolist()]
+        signed = [x - (1 << n) if n and x >> (n - 1) else x for x, n in zip(low, sizes, strict=True)]
+        assert same(evaluate(f"szext.{mode}.s32 %y, %x0, %x1;", value, b, output=U32), masked(signed, U32))
 
 
 def test_byte_permutation() -> None:
@@ -748,7 +763,7 @@ def test_clocks_go_forward() -> None:
     [
         "wgmma.fence.sync.aligned;", "tex.1d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%rd1, {%f1}];",
         "add.f32x2 %rd1, %rd1, %rd1;",
-        "frobnicate.u32 %y, %x0;", "barrier.cluster.arrive;", "cvt.rn.f32.f128 %f1, %f2;", "mov.u32 %y, %envreg1;",
+        "frobnicate.u32 %y, %x0;", "barrier.cluster.arrive;", "cvt.rn.f32.f128 %f1, %f2;", "mov.u32 %y, %envreg7;",
         "mul.rz.f16 %h1, %h1, %h1;",
     ],
 )  # fmt: skip
@@ -758,7 +773,7 @@ def test_an_unknown_opcode_is_refused_by_name_and_line(body: str) -> None:
     with pytest.raises(Unsupported) as raised:
         launch(module, "k", 1, 1, np.zeros(1, U32), np.zeros(1, U32))
     assert raised.value.line == 42
-    assert body.split()[0].rstrip(";") in raised.value.feature or "%envreg1" in raised.value.feature
+    assert body.split()[0].rstrip(";") in raised.value.feature or "%envreg7" in raised.value.feature
 
 
 def test_an_unknown_opcode_in_another_kernel_does_no_harm() -> None:
@@ -766,3 +781,32 @@ def test_an_unknown_opcode_in_another_kernel_does_no_harm() -> None:
     bad = snippet("frobnicate.u32 %y;", [np.zeros(1, U32)], U32).split(".address_size 64")[1].replace(" k(", " other(")
     launched = launch(parse(good + bad), "k", 1, 1, np.zeros(1, U32), np.zeros(1, U32))
     assert launched.arrays[1][0] == 1
+
+
+def test_arithmetic_with_the_carry_flag() -> None:
+    rng = np.random.default_rng(23)
+    edge = np.array([0, 1, MASK64, MASK64 - 1, 1 << 63, 0xFFFFFFFF00000000], U64)
+    a, b = pairs([int(v) for v in edge] + rng.integers(0, 2**63, 6).tolist(), U64)
+    rows = list(zip(a.tolist(), b.tolist(), strict=True))
+    words = "mov.b64 {%r1, %r2}, %x0; mov.b64 {%r3, %r4}, %x1;"
+    join = "mov.b64 %y, {%r5, %r6};"
+    got = evaluate(f"{words} add.cc.u32 %r5, %r1, %r3; addc.u32 %r6, %r2, %r4; {join}", a, b, output=U64)
+    assert same(got, masked([x + y for x, y in rows], U64))
+    got = evaluate(f"{words} sub.cc.u32 %r5, %r1, %r3; subc.u32 %r6, %r2, %r4; {join}", a, b, output=U64)
+    assert same(got, masked([x - y for x, y in rows], U64))
+    # the upper half of a 64 by 32 bit product, whose middle word carries
+    body = """mul.hi.u32 %r5, %r1, %r3; mad.lo.cc.u32 %r5, %r2, %r3, %r5; madc.hi.u32 %r6, %r2, %r3, 0;"""
+    got = evaluate(f"{words} {body} {join}", a, b, output=U64)
+    assert same(got, masked([x * (y & MASK32) >> 32 for x, y in rows], U64))
+    got = evaluate("add.cc.u64 %rd1, %x0, %x1; addc.u64 %y, 0, 0;", a, b, output=U64)
+    assert same(got, masked([x + y >> 64 for x, y in rows], U64))
+
+
+def test_differences_of_bytes() -> None:
+    rng = np.random.default_rng(24)
+    a, b, c = (rng.integers(0, 2**32, 100).astype(U32) for _ in range(3))
+    apart = np.abs(a.view(np.uint8).astype(int) - b.view(np.uint8))
+    got = evaluate("vabsdiff4.u32.u32.u32 %y, %x0, %x1, %x2;", a, b, c, output=U32)
+    assert np.array_equal(got.view(np.uint8), apart)
+    got = evaluate("vabsdiff4.u32.u32.u32.add %y, %x0, %x1, %x2;", a, b, c, output=U32)
+    assert same(got, masked((apart.reshape(-1, 4).sum(1) + c).tolist(), U32))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from launching import compiled, launch, snippet
 
+from optiml.errors import Unsupported
 from optiml.ptx import Machine, parse
 
 Run = Callable[..., Any]
@@ -34,6 +35,20 @@ def test_blocks_may_wait_for_later_blocks() -> None:
     __syncthreads(); y[blockIdx.x * 32 + threadIdx.x] = *arrived; }"""
     got = launch(parse(compiled(source)), "k", 16, 32, zeros(1), zeros(512)).arrays[1]
     assert (got == 16).all()
+
+
+GRID_BARRIER = """#include <cooperative_groups.h>
+extern "C" __global__ void k(int* x, int* y) { auto grid = cooperative_groups::this_grid(); int i = grid.thread_rank();
+x[i] = i; grid.sync(); y[i] = x[gridDim.x * blockDim.x - 1 - i]; grid.sync(); x[i] = y[i] + 1; }"""
+
+
+def test_a_barrier_over_the_whole_grid() -> None:
+    module = parse(compiled(GRID_BARRIER))
+    got = launch(module, "k", 20, 64, zeros(1280), zeros(1280)).arrays
+    assert np.array_equal(got[1], np.arange(1280)[::-1])
+    assert np.array_equal(got[0], got[1] + 1)
+    with pytest.raises(Unsupported, match="grid-wide barrier"):
+        launch(module, "k", 5000, 64, zeros(1280), zeros(1280))
 
 
 def test_a_chain_of_blocks_through_flags() -> None:
@@ -246,3 +261,16 @@ def test_runs_are_repeatable(corpus: Run) -> None:
     first = corpus("a", "atomf", 4, 256, x, np.zeros(1, F32), np.zeros(3, F32), 1000).arrays
     second = corpus("a", "atomf", 4, 256, x, np.zeros(1, F32), np.zeros(3, F32), 1000).arrays
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+BARRIER_OBJECT = """#include <cuda/barrier>
+extern "C" __global__ void k(const int* a, int* y) { __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+__shared__ int s[128]; int t = threadIdx.x; if (t == 0) init(&bar, blockDim.x); __syncthreads();
+for (int r = 0; r < 3; r++) { s[t] = a[t] + r; bar.arrive_and_wait(); y[t] += s[127 - t]; bar.arrive_and_wait(); } }"""
+
+
+@pytest.mark.parametrize("arch", ["compute_80", "compute_90"])
+def test_barrier_objects_in_shared_memory(arch: str) -> None:
+    a = np.random.default_rng(10).integers(0, 100, 128).astype(I32)
+    got = launch(parse(compiled(BARRIER_OBJECT, arch)), "k", 1, 128, a, zeros(128)).arrays[1]
+    assert np.array_equal(got, 3 * a[::-1] + 3)

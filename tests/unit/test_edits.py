@@ -216,6 +216,26 @@ extern "C" __global__ void spmv(const int* ptr, const int* col, const float* val
     assert compile_log(proposal.kernel) == ""
 
 
+def test_a_row_that_has_a_block_of_one_thread_gets_more_threads() -> None:
+    source = row_sum_kernel().source.replace("blockIdx.x * blockDim.x + threadIdx.x", "blockIdx.x")
+    kernel = dataclasses.replace(
+        row_sum_kernel(source),
+        launches=(Launch(kernel="row_sum", grid=("R",), block=(1,), args=("x", "y", "R", "C")),),
+    )
+    (warp,) = proposals("row_per_warp", context(kernel, rows_problem()))
+    (block,) = proposals("row_per_block", context(kernel, rows_problem()))
+    assert (warp.kernel.launches[0].grid, warp.kernel.launches[0].block) == (("R",), (32,))
+    assert block.kernel.launches[0].block == (128,)
+    has_all(block.kernel, ("const int lane = threadIdx.x;", "int r = blockIdx.x;", "c += blockDim.x"))
+    assert compile_log(warp.kernel) == compile_log(block.kernel) == ""
+
+
+def test_a_loop_that_ends_on_equality_ends_on_order_once_it_is_shared() -> None:
+    source = row_sum_kernel().source.replace("c < C", "c != C")
+    (proposal,) = proposals("row_per_warp", context(row_sum_kernel(source), rows_problem()))
+    has_all(proposal.kernel, ("for (int c = lane; c < C; c += 32)",))
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -346,10 +366,103 @@ def test_the_parts_of_a_flat_index_are_exchanged() -> None:
     has_all(proposal.kernel, ("int r = t / C;", "int c = t % C;"))
 
 
+def test_a_flat_index_that_is_used_itself_keeps_its_parts() -> None:
+    where = given("flat_scale")
+    kernel = dataclasses.replace(where.kernel, source=where.kernel.source.replace("y[r * C + c] =", "y[t] ="))
+    assert proposals("swap_indices", context(kernel, where.problem)) == []
+
+
 def test_coalesced_kernels_keep_their_indices() -> None:
     assert proposals("swap_indices", context(kernel_of(ITEMS), items_problem())) == []
     swapped = proposals("swap_indices", given("swapped_stencil"))[0].kernel
     assert proposals("swap_indices", context(swapped, given("swapped_stencil").problem)) == []
+
+
+def transposing(body: str, *, grid: tuple[int | str, ...], block: tuple[int, ...]) -> EditContext:
+    source = f'extern "C" __global__ void turn(const float* x, float* y, int R, int C) {{\n{body}\n}}\n'
+    kernel = kernel_of(source, grid=grid, block=block, args=("x", "y", "R", "C"))
+    return context(kernel, given("unpadded_transpose").problem)
+
+
+def test_a_direct_transpose_is_staged_in_a_tile() -> None:
+    where = transposing(
+        "int c = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y * blockDim.y + threadIdx.y;\n"
+        "if (r >= R || c >= C) return;\ny[c * R + r] = 2.0f * x[r * C + c];",
+        grid=("ceil_div(C, 32)", "ceil_div(R, 8)"), block=(32, 8),
+    )  # fmt: skip
+    (proposal,) = proposals("tile_transpose", where)
+    has_all(
+        proposal.kernel,
+        (
+            "__shared__ float tile[32][32 + 1];",
+            "if (r < R && c < C) tile[k][threadIdx.x] = 2.0f * x[r * C + c];",
+            "if (r < R && c < C) y[c * R + r] = tile[threadIdx.x][k];",
+        ),
+    )
+    assert proposal.kernel.launches[0].grid == ("ceil_div(C, 32)", "ceil_div(R, 32)")
+    assert compile_log(proposal.kernel) == ""
+
+
+def test_a_transpose_by_flat_index_is_staged_too() -> None:
+    where = transposing(
+        "int i = blockIdx.x * blockDim.x + threadIdx.x;\nif (i < R * C) {\nint r = i / C, c = i % C;\n"
+        "y[c * R + r] = x[i];\n}",
+        grid=("ceil_div(R * C, 256)",), block=(256,),
+    )  # fmt: skip
+    (proposal,) = proposals("tile_transpose", where)
+    has_all(proposal.kernel, ("const int i = (int)r * C + c;", "tile[k][threadIdx.x] = x[i];"))
+    assert proposal.kernel.launches[0].block == (32, 8)
+    assert compile_log(proposal.kernel) == ""
+
+
+def test_copies_that_are_contiguous_on_both_sides_are_not_staged() -> None:
+    where = transposing(
+        "int c = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y * blockDim.y + threadIdx.y;\n"
+        "if (r < R && c < C) y[r * C + c] = x[r * C + c];",
+        grid=("ceil_div(C, 32)", "ceil_div(R, 8)"), block=(32, 8),
+    )  # fmt: skip
+    assert proposals("tile_transpose", where) == []
+
+
+CHUNKS = """\
+extern "C" __global__ void scale(const float* x, float* y, int n) {
+    int t = blockIdx.x * blockDim.x + threadIdx.x;
+    for (int k = 0; k < 8; ++k) {
+        int i = t * 8 + k;
+        if (i < n) y[i] = 2.0f * x[i];
+    }
+}
+"""
+
+
+def test_chunks_are_handed_out_in_turn() -> None:
+    kernel = kernel_of(CHUNKS, grid=("ceil_div(n, 256 * 8)",))
+    (proposal,) = proposals("interleave_chunks", context(kernel, items_problem()))
+    has_all(proposal.kernel, ("int i = blockIdx.x * 256 * 8 + k * 256 + threadIdx.x;",))
+    assert compile_log(proposal.kernel) == ""
+
+
+def test_chunks_counted_by_their_own_index_are_handed_out_in_turn() -> None:
+    source = """\
+extern "C" __global__ void scale(const float* x, float* y, int n) {
+    int start = (blockIdx.x * blockDim.x + threadIdx.x) * 16;
+    for (int i = start; i < min(start + 16, n); i++) y[i] = 2.0f * x[i];
+}
+"""
+    kernel = kernel_of(source, grid=("ceil_div(n, 256 * 16)",))
+    (proposal,) = proposals("interleave_chunks", context(kernel, items_problem()))
+    has_all(proposal.kernel, ("for (int i = (blockIdx.x * 256) * 16 + threadIdx.x;", "i += 256)", "+ 256 * 16, n)"))
+    assert compile_log(proposal.kernel) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("t * 8 + k", "k * 256 + t"), ("y[i] = 2.0f * x[i]", "{ y[i] = x[i]; t++; }"), ("t * 8", "t * 4")],
+)
+def test_loops_that_are_no_chunks_are_left_alone(old: str, new: str) -> None:
+    assert old in CHUNKS
+    kernel = kernel_of(CHUNKS.replace(old, new), grid=("ceil_div(n, 256 * 8)",))
+    assert proposals("interleave_chunks", context(kernel, items_problem())) == []
 
 
 # --- blocks and launches ---------------------------------------------------------------------------------------------
@@ -382,6 +495,13 @@ extern "C" __global__ void t(const float* x, float* y, int n) {
     found = proposals("block_shape", context(kernel, items_problem()))
     assert [item.kernel.launches[0].block for item in found] == [(32, 32)]
     has_all(found[0].kernel, ("s[32][33]", "blockIdx.y * 32", "blockIdx.x * 32"))
+
+
+def test_launch_bounds_follow_the_block() -> None:
+    source = ITEMS.replace("__global__", "__global__ __launch_bounds__(256, 4)")
+    found = {item.kernel.launches[0].block: item.kernel for item in
+             proposals("block_shape", context(kernel_of(source), items_problem()))}  # fmt: skip
+    assert "__launch_bounds__(1024)" in found[(1024,)].source
 
 
 def test_a_macro_that_holds_the_block_size_keeps_the_block() -> None:
@@ -645,6 +765,42 @@ extern "C" __global__ void total(const float* x, float* y, int n) {
     (proposal,) = proposals("shuffle_reduction", context(kernel_of(source), items_problem()))
     has_all(proposal.kernel, ("d >= 32;", "__shfl_down_sync(0xffffffffu, part_0, lane_offset)", "s[0] = part_0;"))
     assert compile_log(proposal.kernel) == ""
+
+
+def test_interleaved_trees_become_contiguous_ones() -> None:
+    source = """\
+extern "C" __global__ void total(const float* x, float* y, int n) {
+    __shared__ float s[256];
+    int t = threadIdx.x;
+    s[t] = x[blockIdx.x * blockDim.x + t];
+    __syncthreads();
+    for (int d = 1; d < blockDim.x; d *= 2) {
+        if (t % (2 * d) == 0) s[t] += s[t + d];
+        __syncthreads();
+    }
+    if (t == 0) y[blockIdx.x] = s[0];
+}
+"""
+    (proposal,) = proposals("shuffle_reduction", context(kernel_of(source), items_problem()))
+    has_all(
+        proposal.kernel, ("for (int d = blockDim.x / 2; d >= 32; d /= 2)", "if (t < d) { s[t] = s[t] + s[t + d]; }")
+    )
+    assert compile_log(proposal.kernel) == ""
+
+
+def test_trees_over_part_of_the_block_are_left_alone() -> None:
+    source = """\
+extern "C" __global__ void total(const float* x, float* y, int n) {
+    __shared__ float s[256];
+    s[threadIdx.x] = x[threadIdx.x];
+    for (int d = 1; d < 64; d *= 2) {
+        if (threadIdx.x % (2 * d) == 0) s[threadIdx.x] += s[threadIdx.x + d];
+        __syncthreads();
+    }
+    y[blockIdx.x] = s[0];
+}
+"""
+    assert proposals("shuffle_reduction", context(kernel_of(source), items_problem())) == []
 
 
 # --- the catalogue ---------------------------------------------------------------------------------------------------

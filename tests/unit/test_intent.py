@@ -9,7 +9,8 @@ from intent_prompts import FOREIGN, KNOWN
 
 from optiml.errors import InvalidInput
 from optiml.generate.intent import Intention, intended_problem, read_intent
-from optiml.generate.vocabulary import GRAMMARS
+from optiml.generate.vocabulary import ARITHMETIC, GRAMMARS, MODIFIERS
+from optiml.generate.vocabulary import FOREIGN as FOREIGN_LABELS
 from optiml.problems.problem import Builtin, Intent, builtin_names, load_builtin
 from optiml.records import Axis, Problem, Tensor, Workload
 
@@ -48,6 +49,17 @@ def test_a_grammar_names_only_axes_and_scalars_of_its_problem() -> None:
         groups = [*grammar.axes, *grammar.letters.values(), *grammar.positional]
         groups += [axis for reading in grammar.shapes for axis in reading.axes]
         assert {part for group in groups for part in group.split()} <= known, name
+
+
+def test_a_description_of_an_operator_explains_only_labels_that_exist() -> None:
+    labels = {*FOREIGN_LABELS, *ARITHMETIC, *GRAMMARS}
+    for name, grammar in GRAMMARS.items():
+        assert {*grammar.explains, *grammar.needs} <= labels, name
+
+
+def test_modifiers_are_harmless_only_for_problems_that_exist() -> None:
+    for label, modifier in MODIFIERS.items():
+        assert set(modifier.harmless_for) <= set(GRAMMARS), label
 
 
 # --- a worked task with an example and a signature -----------------------------------------------------------------

@@ -110,8 +110,14 @@ def test_more_time_while_every_cost_fell_is_inconclusive() -> None:
     assert any("not calibrated" in reason for reason in answer.reasons)
 
 
-def test_costs_that_rise_without_a_gain_are_slower() -> None:
-    assert against_old(100.0, instructions=1.2e6).verdict == "slower"
+def test_traffic_that_rises_without_a_gain_is_slower() -> None:
+    assert against_old(100.0, l2=4.2e6).verdict == "slower"
+
+
+def test_instructions_that_rise_in_the_shadow_of_memory_are_the_same() -> None:
+    answer = against_old(100.0, instructions=1.2e6)
+    assert answer.verdict == "same"
+    assert any("warp instructions" in reason for reason in answer.reasons)
 
 
 def test_costs_that_were_not_asked_for_still_count() -> None:

@@ -172,6 +172,13 @@ def emulator() -> Iterator[EmulatedDevice]:
 
 
 @pytest.fixture(scope="module")
+def hopper() -> Iterator[EmulatedDevice]:
+    device = EmulatedDevice(emulated_info("emulator:h200"))
+    yield device
+    device.close()
+
+
+@pytest.fixture(scope="module")
 def compiler() -> Iterator[Compiler]:
     made = Compiler()
     yield made
@@ -205,13 +212,15 @@ args = ["y"]
 """
 
 
-def profile_text(text: str, problem: str, compiler: Compiler, emulator: EmulatedDevice) -> Profile:
+def profile_text(
+    text: str, problem: str, compiler: Compiler, device: EmulatedDevice, *, size: int = 2048
+) -> Profile:  # fmt: skip
     kernel = read_kernel_text(text)
-    build = compiler.compile(kernel, "sm_80")
+    build = compiler.compile(kernel, device.info.arch)
     assert isinstance(build, Build), build
-    bench = (Workload(axes={"R": 2048, "C": 2048}),)
+    bench = (Workload(axes={"R": size, "C": size}),)
     return CountedProfiler().profile(
-        kernel, build, load_builtin(problem).problem, emulator, bench=bench, timeout_s=30.0
+        kernel, build, load_builtin(problem).problem, device, bench=bench, timeout_s=30.0
     )  # fmt: skip
 
 
@@ -262,3 +271,38 @@ def test_an_extra_pass_is_slower_and_identical_code_is_the_same(compiler: Compil
     assert (compare(renamed, good).verdict, compare(renamed, good).ratio) == ("same", 1.0)
     assert compare(extra, good).verdict == "slower"
     assert compare(good, extra).verdict == "faster"
+
+
+FLAT = """/* optiml
+[[launch]]
+kernel = "k"
+grid = ["R * C // WIDTH // BLOCK"]
+block = ["BLOCK"]
+args = ["x", "y"]
+[params]
+BLOCK = {block}
+WIDTH = {width}
+*/
+extern "C" __global__ void k(const {type}* x, {type}* y) {{
+    y[blockIdx.x * BLOCK + threadIdx.x] = x[blockIdx.x * BLOCK + threadIdx.x];
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "measured_us"),  # medians of 20 runs on one H200, L2 cold and clean, 4096 x 4096 floats
+    [
+        (FLAT.format(block=256, width=1, type="float"), "matrix_copy", 51.1),
+        (FLAT.format(block=32, width=1, type="float"), "matrix_copy", 319.5),
+        (FLAT.format(block=256, width=4, type="float4"), "matrix_copy", 32.6),
+        (SWAPPED, "matrix_copy", 260.0),
+        (transpose(32), "transpose", 81.5),
+        (transpose(33), "transpose", 40.7),
+    ],
+    ids=["copy", "copy in blocks of 32", "copy of float4", "copy by columns", "transpose", "padded transpose"],
+)
+def test_modelled_times_are_near_those_of_one_h200(
+    text: str, problem: str, measured_us: float, compiler: Compiler, hopper: EmulatedDevice
+) -> None:
+    profile = profile_text(text, problem, compiler, hopper, size=4096)
+    assert measured_us / 1.4 < profile.time.median_us < 1.4 * measured_us

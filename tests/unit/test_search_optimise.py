@@ -260,7 +260,27 @@ def test_steps_that_changed_nothing_are_taken_out_of_the_path_while_the_budget_l
 
     result = optimise(Search(spec(evaluations=30)), named, clock=lambda: 0.0)
     assert "restrict_const" not in [step.edit for step in result.path]
-    assert all(step.kept_because is None for step in result.path)
+
+
+def test_no_path_changes_the_block_twice_in_a_row() -> None:
+    search = Search(spec(evaluations=40))
+    optimise(search, FakeEvaluator())
+    for node in search.tree.nodes[1:]:
+        assert node.parent is not None
+        assert (node.edit, node.parent.edit) != ("block_shape", "block_shape")
+
+
+def test_a_kernel_that_no_launch_plan_can_hold_costs_one_evaluation_and_not_the_run() -> None:
+    plain = FakeEvaluator()
+
+    def evaluate(kernel: Kernel, *, depth: Depth) -> Evaluation:
+        if "#pragma unroll" in kernel.source:
+            raise InvalidInput("too many threads")
+        return plain(kernel, depth=depth)
+
+    result = optimise(Search(spec()), evaluate, clock=lambda: 0.0)
+    assert result.status == "finished"
+    assert result.spent.rejected >= 1
 
 
 def test_the_ratios_of_the_path_multiply_to_the_speedup() -> None:

@@ -22,7 +22,7 @@ def variant(number: int) -> Kernel:
 
 def child(tree: Tree, parent: Node, number: int) -> Node:
     return tree.add(
-        parent, variant(number), edit="unroll", rationale="r", expected=(), prior=0.5, judge_score=0.5
+        parent, variant(number), edit="unroll", target="", rationale="r", expected=(), prior=0.5, judge_score=0.5
     )  # fmt: skip
 
 

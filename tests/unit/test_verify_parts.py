@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Iterator
@@ -13,11 +14,11 @@ import pytest
 from optiml.codec import decode
 from optiml.device.sampling import sampled_blocks
 from optiml.errors import InvalidInput
-from optiml.problems.problem import builtin_names, check_problem, load_builtin, satisfies
+from optiml.problems.problem import builtin_names, check_problem, load_builtin, named_distributions, satisfies
 from optiml.records import Problem, Tolerance
 from optiml.verify.compare import CAP, compare, first_mismatch, floor_rtol, tolerance_for
 from optiml.verify.controls import passing_control
-from optiml.verify.inputs import cost, hidden_cases, visible_cases
+from optiml.verify.inputs import RUNS, cost, hidden_cases, visible_cases
 from optiml.verify.reference import References
 
 
@@ -39,6 +40,15 @@ def test_the_absolute_part_scales_with_the_output_so_that_zeros_fail() -> None:
     small = tolerance(magnitude=1e-3)
     assert small is not None
     assert not compare(np.zeros(4, np.float32), np.full(4, 1e-3), "float32", small).ok
+
+
+def test_outputs_among_the_subnormals_are_granted_their_spacing() -> None:
+    exact = np.full(4, 1.4e-7)
+    allowed = tolerance_for(
+        "float16", accumulation=1, magnitude=1.4e-7, exact=exact, same_dtype=None, caller=None, data_scale=1.0
+    )
+    assert compare(exact.astype(np.float16), exact, "float16", allowed).ok
+    assert not compare(np.zeros(4, np.float16), exact, "float16", allowed).ok
 
 
 def test_a_caller_may_tighten_but_not_loosen_past_the_cap() -> None:
@@ -124,6 +134,17 @@ def test_a_tolerance_that_hides_the_order_of_rows_is_found() -> None:
     assert passing_control(MATRIX, [({"y": rows}, loose)]) in ("the first row everywhere", "rows in another order")
 
 
+def test_nan_everywhere_is_a_control() -> None:
+    assert passing_control(MATRIX, [({"y": np.full((4, 8), np.nan)}, EXACT)]) == "NaN everywhere"
+
+
+def test_an_output_that_needs_no_work_is_found_beside_one_that_does() -> None:
+    both = dataclasses.replace(MATRIX, outputs={"y": MATRIX.outputs["y"], "z": MATRIX.outputs["y"]})
+    busy = np.random.default_rng(0).standard_normal((4, 8))
+    case = ({"y": busy, "z": np.zeros((4, 8))}, {**EXACT, "z": EXACT["y"]})
+    assert passing_control(both, [case]) == "an all-zero output in z"
+
+
 def test_one_case_that_tells_the_control_apart_is_enough() -> None:
     other = np.random.default_rng(1).standard_normal((4, 8))
     assert passing_control(MATRIX, [({"y": np.zeros((4, 8))}, EXACT), ({"y": other}, EXACT)]) is None
@@ -151,6 +172,59 @@ def test_hidden_sizes_reach_one_and_beyond_many_blocks() -> None:
     assert min(sizes) <= 1
     assert max(sizes) > 1024
     assert any(size % 2 for size in sizes if size > 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_axis_is_tried_long_beside_short_ones(seed: int) -> None:
+    shapes = [
+        (case.workload.axes["R"], case.workload.axes["C"])
+        for case in hidden_cases(load_builtin("softmax").problem, random.Random(seed), reduced=False)
+    ]
+    assert any(rows > 4000 and 1 <= columns < 100 for rows, columns in shapes)
+    assert any(columns > 4000 and 1 <= rows < 100 for rows, columns in shapes)
+
+
+def test_the_smallest_hidden_size_comes_with_every_distribution_and_many_runs() -> None:
+    problem = load_builtin("relu").problem
+    cases = hidden_cases(problem, random.Random(3), reduced=False)
+    least = min(case.workload.axes["n"] for case in cases if case.workload.axes["n"] > 0)
+    seen = {str(case.workload.inputs["x"]) for case in cases if case.workload.axes["n"] == least}
+    assert seen == {str(item) for item in named_distributions(problem, "x")}
+    assert [case.workload.axes["n"] for case in cases if case.runs > RUNS] == [least]
+
+
+def custom(**changes: Any) -> Problem:
+    fields: dict[str, Any] = {
+        "name": "custom", "axes": {"n": {"type": "var", "min": 1}},
+        "inputs": {"x": {"dtype": "float32", "shape": ["n"]}}, "outputs": {"y": {"dtype": "float32", "shape": ["n"]}},
+        "reference": "def run(x):\n    return np.abs(x)", "workloads": [{"axes": {"n": 256}}, {"axes": {"n": 64}}],
+    }  # fmt: skip
+    return check_problem(decode(Problem, {**fields, **changes}, what="problem"))
+
+
+@pytest.mark.parametrize("constraint", ["m == 3 * n + 1", "3 * n + 1 == m"])
+def test_an_axis_tied_to_another_by_a_constraint_gets_hidden_sizes(constraint: str) -> None:
+    tied = custom(
+        axes={"n": {"type": "var", "min": 1}, "m": {"type": "var"}}, constraints=[constraint],
+        workloads=[{"axes": {"n": 64, "m": 193}}],
+    )  # fmt: skip
+    cases = hidden_cases(tied, random.Random(0), reduced=False)
+    assert len({case.workload.axes["n"] for case in cases}) >= 5
+
+
+def test_a_domain_without_other_sizes_hides_data_only() -> None:
+    closed = custom(axes={"n": {"type": "var", "choices": [64, 256]}})
+    cases = hidden_cases(closed, random.Random(0), reduced=False)
+    assert {case.workload.axes["n"] for case in cases} == {64, 256}
+
+
+def test_scalars_that_only_the_bench_names_are_tried() -> None:
+    scaled = custom(
+        inputs={"x": {"dtype": "float32", "shape": ["n"]}, "a": {"dtype": "float32", "shape": None}},
+        workloads=[{"axes": {"n": 64}, "scalars": {"a": 2.0}}], bench=[{"axes": {"n": 4096}, "scalars": {"a": 3.0}}],
+    )  # fmt: skip
+    cases = hidden_cases(scaled, random.Random(0), reduced=False)
+    assert {case.workload.scalars["a"] for case in cases} == {2.0, 3.0}
 
 
 def test_constraints_bind_hidden_sizes_too() -> None:

@@ -13,7 +13,7 @@ BLOCK = 256
 #include <cuda_fp16.h>
 //@ types
 
-// Adds up in 16 bits whatever the dtype: the error grows with the number of taps.
+// Adds up in 16 bits whatever the dtype: the error grows with the number of taps. Outputs of 16 bits can hide it.
 extern "C" __global__ void conv2d(const T* x, const T* w, T* y, int N, int C, int H, int W, int K, int R, int S, int P, int Q,
                                   int stride, int padding) {
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;

@@ -10,6 +10,7 @@ from tree_sitter import Node
 
 from optiml.records import Size
 from optiml.search.edit import (
+    BLOCKS,
     LOAD_SECTORS,
     WARPS_ACTIVE,
     Edit,
@@ -21,7 +22,7 @@ from optiml.search.edit import (
     with_source,
 )
 from optiml.search.grid import with_divisor
-from optiml.search.source import Change, Site, ancestors, integer, text_of, walk
+from optiml.search.source import Change, Site, ancestors, bounds_change, integer, text_of, walk
 
 MAX_THREADS = 1024
 LINEAR = (256, 128, 512, 1024, 64)
@@ -84,18 +85,23 @@ def _reshaped(context: EditContext, site: Site, old: Sequence[int], new: tuple[i
         changes += _literals(site, before, after, multiplier)
     if site.function.is_cooperative and len(old) > 1 and not changes and "blockDim" not in text_of(site.function.body):
         return None  # a tile of fixed size: its threads have fixed places
-    unique = sorted(set(changes))
+    unique = sorted({*changes, *bounds_change(site.function, math.prod(new))})
     if len({start for start, _, _ in unique}) < len(unique):
         return None  # one literal would have to become two numbers
     kernel = with_launch(context.kernel, site.index, block=tuple(new), grid=tuple(grid))
     if unique:
         kernel = with_source(kernel, site.source.rewrite(unique))
     before_text, after_text = ("x".join(str(size) for size in shape) for shape in (old, new))
+    fewer = math.prod(old) / math.prod(new) if tuple(grid) != site.launch.grid else 1.0
     wider = len(old) > 1 and new[0] > old[0]
     return Proposal(
         kernel=kernel,
         rationale=f"Blocks of {after_text} threads instead of {before_text} change how many warps an SM holds",
-        expected=(up(WARPS_ACTIVE, _occupancy_gain(context, old, new)), *((down(LOAD_SECTORS, 0.8),) if wider else ())),
+        expected=(
+            up(WARPS_ACTIVE, _occupancy_gain(context, old, new)),
+            *((down(BLOCKS, fewer),) if fewer < 1.0 else ()),
+            *((down(LOAD_SECTORS, 0.8),) if wider else ()),
+        ),
         risks=("the source holds the block size as a literal, which was changed with it",) if changes else (),
     )
 
@@ -172,4 +178,5 @@ EDIT = Edit(
     why="Small blocks hit the limit of resident blocks, large ones waste registers and whole waves.",
     source="CUDA C++ Best Practices Guide, Thread and Block Heuristics",
     propose=propose,
+    repeatable=False,
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from optiml.records import Kernel, Size
 from optiml.search.edit import (
+    BLOCKS,
     INSTRUCTIONS,
     WARPS_ACTIVE,
     Edit,
@@ -57,7 +58,7 @@ def _several(context: EditContext, site: Site, item: ItemKernel, factor: int) ->
     return Proposal(
         kernel=with_launch(_rewritten(context, site, item, lines), site.index, grid=grid),
         rationale=f"Each thread handles {factor} items a block apart: its loads overlap and fewer blocks come and go",
-        expected=(down(INSTRUCTIONS, 0.9), up(WARPS_ACTIVE, 1.05)),
+        expected=(down(INSTRUCTIONS, 0.9), up(WARPS_ACTIVE, 1.05), down(BLOCKS, 1.0 / factor)),
     )
 
 
@@ -73,7 +74,7 @@ def _grid_stride(context: EditContext, site: Site, item: ItemKernel, cap: int) -
     return Proposal(
         kernel=with_launch(_rewritten(context, site, item, lines), site.index, grid=grid),
         rationale=f"At most {cap} blocks walk the range in grid strides, so the cost of starting a thread is paid once",
-        expected=(down(INSTRUCTIONS, 0.92),),
+        expected=(down(INSTRUCTIONS, 0.92), down(BLOCKS, 0.1)),
     )
 
 

@@ -26,6 +26,7 @@ def propose(context: EditContext) -> Iterator[Proposal]:
                 kernel=kernel,
                 rationale=f"{name} = {other} instead of {value} gives each thread or block another share of the work",
                 expected=(up(WARPS_ACTIVE, 1.1),) if in_block else (down(INSTRUCTIONS, 0.93),),
+                target=name,
             )
 
 
@@ -61,4 +62,5 @@ EDIT = Edit(
     why="The best block or tile size depends on registers, shared memory and the problem's sizes.",
     source="CUDA C++ Best Practices Guide, Execution Configuration Optimizations",
     propose=propose,
+    repeatable=False,
 )

@@ -156,6 +156,8 @@ def _exchanged_parts(context: EditContext, site: Site) -> list[tuple[Kernel, str
             other = _operands(high, "/")
             if other is None or text_of(other[0]) != text_of(flat) or text_of(other[1]) != text_of(inner):
                 continue
+            if not _only_split(site, flat, low, high):
+                continue
             outer = _outer_extent(site, flat, inner)
             if outer is None or low.initial is None or high.initial is None or site.function.writes_to(high):
                 continue
@@ -179,6 +181,19 @@ def _operands(local: Local, operator: str) -> tuple[Node, Node] | None:
     if sign is None or left is None or right is None or text_of(sign) != operator:
         return None
     return left, right
+
+
+def _only_split(site: Site, flat: Node, low: Local, high: Local) -> bool:
+    """Whether the flat index serves its guard and its two parts only: elsewhere it would keep the old order."""
+    for node in identifiers(site.function.body):
+        if text_of(node) != text_of(flat) or contains(low.declarator, node) or contains(high.declarator, node):
+            continue
+        local = site.function.local_at(text_of(flat), node)
+        declares = local is not None and contains(local.declarator, node)
+        compared = node.parent is not None and any(child.type in ("<", ">=") for child in node.parent.children)
+        if not declares and not compared:
+            return False
+    return True
 
 
 def _outer_extent(site: Site, flat: Node, inner: Node) -> str | None:

@@ -18,6 +18,7 @@ def propose(context: EditContext) -> Iterator[Proposal]:
                 kernel=strategy_kernel(strategy, context.dtype),
                 rationale=strategy.rationale,
                 expected=tuple(down(metric, ASSUMED_FACTOR) for metric in strategy.moves),
+                target=strategy.name,
             )
 
 

@@ -29,6 +29,7 @@ from optiml.search.source import (
     Change,
     Local,
     Site,
+    bounds_change,
     call_arguments,
     called,
     contains,
@@ -303,6 +304,7 @@ def _proposal(context: EditContext, product: Product, size: int) -> Proposal | N
     idle = _idle(context, product, size)
     lines = _lines(product, size)
     changes: list[Change] = [(product.span[0], product.span[1], "\n    ".join(lines) + "\n")]
+    changes += bounds_change(site.function, THREADS * THREADS)
     kernel = with_source(context.kernel, site.source.rewrite(changes))
     kernel = with_launch(kernel, site.index, grid=tuple(grid), block=(THREADS, THREADS))
     return Proposal(

@@ -9,6 +9,7 @@ from tree_sitter import Node
 from optiml.records import Size
 from optiml.search import polynomial as poly
 from optiml.search.edit import (
+    BLOCKS,
     INSTRUCTIONS,
     LOAD_REQUESTS,
     Edit,
@@ -185,7 +186,11 @@ def _proposal(
         kernel=kernel,
         rationale=f"Each thread moves {width} neighbouring elements in one {alignment}-byte access, so a warp issues "
         f"1/{width} of the requests and of the address arithmetic",
-        expected=(down(LOAD_REQUESTS, 1.0 / width), down(INSTRUCTIONS, 0.4 + 0.6 / width)),
+        expected=(
+            down(LOAD_REQUESTS, 1.0 / width),
+            down(INSTRUCTIONS, 0.4 + 0.6 / width),
+            *((down(BLOCKS, 1.0 / width),) if item.stride is None else ()),
+        ),
     )
 
 

@@ -49,30 +49,37 @@ conv2d(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int 
     int first_row = position / Q * stride - padding, first_column = position % Q * stride - padding;
     A sum[4][4] = {};
 
+    auto multiply = [&](int c) {
+        Quad left = *reinterpret_cast<Quad*>(&w_tile[c][4 * v]);
+        Quad right = *reinterpret_cast<Quad*>(&x_tile[c][4 * u]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sum[i][j] += left.v[i] * right.v[j];
+        }
+    };
+
     for (int tap = 0; tap < R * S; ++tap) {
         int row = first_row + tap / S, column = first_column + tap % S;
         bool inside = pixel_exists && row >= 0 && row < H && column >= 0 && column < W;
         const T* from = image + (long long)row * W + column;
         for (int start = 0; start < C; start += DEPTH) {
-            for (int c = thread / TILE; c < DEPTH; c += THREADS / TILE) {
-                x_tile[c][lane] = inside && start + c < C ? up(from[(long long)(start + c) * plane]) : A(0);
+            int depth = min(DEPTH, C - start);
+            for (int c = thread / TILE; c < depth; c += THREADS / TILE) {
+                x_tile[c][lane] = inside ? up(from[(long long)(start + c) * plane]) : A(0);
             }
             for (int i = thread; i < DEPTH * TILE; i += THREADS) {
                 int c = i % DEPTH, k = i / DEPTH;
-                bool exists = first_k + k < K && start + c < C;
+                bool exists = first_k + k < K && c < depth;
                 long long filter = (long long)(first_k + k) * C + start + c;
                 w_tile[c][k] = exists ? up(w[filter * R * S + tap]) : A(0);
             }
             __syncthreads();
+            if (depth == DEPTH) {
 #pragma unroll
-            for (int c = 0; c < DEPTH; ++c) {
-                Quad left = *reinterpret_cast<Quad*>(&w_tile[c][4 * v]);
-                Quad right = *reinterpret_cast<Quad*>(&x_tile[c][4 * u]);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) sum[i][j] += left.v[i] * right.v[j];
-                }
+                for (int c = 0; c < DEPTH; ++c) multiply(c);
+            } else {  // the last channels, or an image of few
+                for (int c = 0; c < depth; ++c) multiply(c);
             }
             __syncthreads();
         }

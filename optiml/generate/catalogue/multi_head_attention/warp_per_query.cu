@@ -6,20 +6,21 @@ block = ["32*WARPS"]
 args = ["q", "k", "v", "y", "B*H*S", "S", "D"]
 [params]
 WARPS = 4
-KEYS = 4
+UNROLL = 4
 [tunables]
 WARPS = [2, 4, 8]
-KEYS = [1, 2, 4, 8]
+UNROLL = [1, 2, 4, 8]
 [strategy]
 title = "one warp per query, online softmax"
-rationale = "Lanes hold neighbouring elements of q, k and v, so a load touches a few whole sectors and nothing spills to local memory; the running maximum and sum let one pass over the keys do the work of two, KEYS of them at a time to overlap their latency."
-moves = ["smsp__inst_executed_op_local.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "smsp__inst_executed.sum"]
+rationale = "Lanes hold neighbouring elements of q, k and v, so a load touches a few whole sectors; the running maximum and sum let one pass over the keys do the work of three, each lane takes the exponential of one key in 32, and no score is ever written to memory."
+moves = ["dram__bytes.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"]
 dtypes = ["float32", "float16", "bfloat16", "float64"]
 requires = []
 */
 //@ types
 
 constexpr int PARTS = 4;  // of 32 lanes each: D <= 128
+constexpr unsigned ALL = 0xffffffffu;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ y,
@@ -38,50 +39,56 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
         asked[p] = d < D ? up(q[query * D + d]) : A(0);
         result[p] = 0;
     }
-    A largest = -INFINITY, total = 0;
+    A largest = -INFINITY, total = 0;  // total: this lane's keys only
 
-    for (int first = 0; first < S; first += KEYS) {
-        A score[KEYS];
+    for (int first = 0; first < S; first += 32) {
+        int count = min(32, S - first);
+        A mine = -INFINITY;  // the score of key first + lane
+        for (int group = 0; group < count; group += UNROLL) {
+            A score[UNROLL];
 #pragma unroll
-        for (int j = 0; j < KEYS; ++j) {
-            score[j] = 0;
-            if (first + j < S) {
+            for (int j = 0; j < UNROLL; ++j) {
+                score[j] = 0;
+                if (group + j < count) {
 #pragma unroll
-                for (int p = 0; p < PARTS; ++p) {
-                    int d = lane + 32 * p;
-                    if (d < D) score[j] += asked[p] * up(keys[(long long)(first + j) * D + d]);
+                    for (int p = 0; p < PARTS; ++p) {
+                        int d = lane + 32 * p;
+                        if (d < D) score[j] += asked[p] * up(keys[(long long)(first + group + j) * D + d]);
+                    }
                 }
             }
-        }
 #pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
+            for (int step = 16; step > 0; step /= 2) {
 #pragma unroll
-            for (int j = 0; j < KEYS; ++j) score[j] += __shfl_xor_sync(0xffffffffu, score[j], step);
-        }
-        A peak = largest;
+                for (int j = 0; j < UNROLL; ++j) score[j] += __shfl_xor_sync(ALL, score[j], step);
+            }
 #pragma unroll
-        for (int j = 0; j < KEYS; ++j) {
-            score[j] *= scale;
-            if (first + j < S) peak = max(peak, score[j]);
+            for (int j = 0; j < UNROLL; ++j) {
+                if (lane == group + j && lane < count) mine = score[j] * scale;
+            }
         }
+
+        A peak = max(largest, mine);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) peak = max(peak, __shfl_xor_sync(ALL, peak, step));
+        A weight = exp(mine - peak);  // 0 for lanes without a key
         A shrink = exp(largest - peak);  // 0 at the first step
         largest = peak;
-        total *= shrink;
+        total = total * shrink + weight;
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) result[p] *= shrink;
+#pragma unroll UNROLL
+        for (int j = 0; j < count; ++j) {
+            A weight_of_key = __shfl_sync(ALL, weight, j);
 #pragma unroll
-        for (int j = 0; j < KEYS; ++j) {
-            if (first + j < S) {
-                A weight = exp(score[j] - peak);
-                total += weight;
-#pragma unroll
-                for (int p = 0; p < PARTS; ++p) {
-                    int d = lane + 32 * p;
-                    if (d < D) result[p] += weight * up(values[(long long)(first + j) * D + d]);
-                }
+            for (int p = 0; p < PARTS; ++p) {
+                int d = lane + 32 * p;
+                if (d < D) result[p] += weight_of_key * up(values[(long long)(first + j) * D + d]);
             }
         }
     }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(ALL, total, step);
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
         int d = lane + 32 * p;

@@ -6,7 +6,7 @@ block = ["BLOCK"]
 args = ["x", "y", "states", "ticket", "n"]
 [params]
 BLOCK = 256
-SHARE = 16
+SHARE = 32
 [tunables]
 BLOCK = [128, 256, 512]
 SHARE = [16, 32]

@@ -1,0 +1,208 @@
+"""The one built-in operator that a text asks for; whatever would make it another one is refused."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from optiml.generate import vocabulary as words
+from optiml.generate.phrases import Mention
+from optiml.generate.refusal import Refused, not_built_in, spoken_name
+from optiml.generate.vocabulary import GRAMMARS, UNIQUE, Grammar
+from optiml.generate.words import Token, fold
+from optiml.problems.problem import Builtin
+
+NETWORK_LAYER = "a layer of a network"  # a label of the vocabulary: often where a kernel is used, not what it is
+
+
+def find_operator(
+    found: Sequence[Token],
+    mentions: Sequence[Mention],
+    formulas: Sequence[str],
+    foreign_formulas: Sequence[str],
+    operators: Mapping[str, Builtin],
+) -> str:
+    """The one built-in operator that the text asks for.
+
+    Args:
+        found: tokens of the text.
+        mentions: phrases in it.
+        formulas: operators that its formulas name.
+        foreign_formulas: what its other formulas compute.
+        operators: the built-in problems to choose from.
+
+    Raises:
+        Refused: there is none, or several, or something in the text makes it another one.
+    """
+    if foreign_formulas:
+        raise Refused(not_built_in(foreign_formulas[0]))
+    asked = [item for item in _asked(found, mentions) if item.kind == "operator"]
+    hinted = [item for item in mentions if item.label in words.RANK_HINTS and not item.negated]
+    names = list(dict.fromkeys([*(item.label for item in asked), *formulas]))
+    for item in hinted:
+        name = _with_rank(item, found)
+        if name is not None and name not in names:
+            names.append(name)
+    names = [name for name in names if name in operators]
+    if not names:
+        raise Refused(_nothing_found(mentions))
+    chosen = _primary(names, asked)
+    _check_sequence(found, mentions, chosen)
+    check_changes(found, mentions, chosen)
+    _check_composition(found, mentions, chosen)
+    return chosen
+
+
+def _asked(found: Sequence[Token], mentions: Sequence[Mention]) -> list[Mention]:
+    """Mentions that are the task, not denied and not its surroundings ("the softmax used in attention")."""
+    asked = [item for item in mentions if not item.negated]
+    central = [item for item in asked if not _is_surroundings(item, found)]
+    return central if any(item.kind == "operator" for item in central) else asked
+
+
+def _is_surroundings(mention: Mention, found: Sequence[Token]) -> bool:
+    before = " ".join(token.text.lower() for token in found[max(0, mention.first - 6) : mention.first])
+    if mention.label == NETWORK_LAYER and re.search(r"\b(?:for|in|of|from|inside)(?: \w+){0,3}$", before):
+        return True
+    return _surroundings().search(before) is not None
+
+
+@cache
+def _surroundings() -> re.Pattern[str]:
+    phrases = "|".join(words.SURROUNDINGS)
+    return re.compile(
+        rf"\b(?:{phrases})(?: (?:a|an|the|each|every|its|transformer|multi|standard|flash|decoder|encoder))*$"
+    )
+
+
+def _with_rank(mention: Mention, found: Sequence[Token]) -> str | None:
+    """The operator behind a name whose number of dimensions has to be read elsewhere in the text."""
+    hint = words.RANK_HINTS[mention.label]
+    text = " ".join(token.folded for token in found if token.kind == "word")
+    if any(f" {' '.join(map(fold, phrase.split()))} " in f" {text} " for phrase in hint.excluded_by):
+        return None
+    ranks = {len(token.dims) for token in found if token.kind == "shape"}
+    by_shape = ranks & {len(reading.axes) for reading in GRAMMARS[hint.operator].shapes}
+    by_word = any(f" {' '.join(map(fold, phrase.split()))} " in f" {text} " for phrase in hint.settled_by)
+    return hint.operator if by_word or by_shape else None
+
+
+def _primary(names: Sequence[str], asked: Sequence[Mention]) -> str:
+    """The operator that explains all the others that are mentioned."""
+    if len(names) == 1:
+        return names[0]
+    able = [
+        name
+        for name in names
+        if all(other == name or other in GRAMMARS[name].explains for other in names if name in GRAMMARS)
+    ]
+    if len(able) == 1:
+        return able[0]
+    raise Refused(f"the text asks for several operators ({', '.join(map(spoken_name, names))}); ask for one at a time")
+
+
+def _check_sequence(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Two different operators joined by "then", "followed by" and the like are two tasks."""
+    telling = [item for item in mentions if item.kind in ("operator", "foreign", "arithmetic") and not item.negated]
+    for left, right in itertools.pairwise(telling):
+        if left.label == right.label or chosen not in (left.label, right.label):
+            continue
+        between = " ".join(token.text.lower() for token in found[left.last + 1 : right.first] if token.text not in ",-")
+        named = left.kind == right.kind == "operator" and min(left.strength, right.strength) == UNIQUE
+        if between in words.AFTERWARDS or (named and (between in words.THEN or between in ("+", "&", "/"))):
+            raise Refused(f"the text asks for {left.text!r} and {right.text!r}; ask for one at a time")
+
+
+def _check_composition(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse "the sum of the softmax", "2 * softmax(x)" and "softmax(x) - y"."""
+    telling = [item for item in mentions if item.kind not in ("plain", "dtype")]
+    for other, item in itertools.pairwise([None, *telling]):
+        if item is None or item.kind != "operator":
+            continue
+        if other is not None and not other.negated and chosen in (other.label, item.label):
+            between = [token.text.lower() for token in found[other.last + 1 : item.first] if token.kind == "word"]
+            named = other.label != chosen or item.strength == UNIQUE
+            if named and "of" in between and set(between) <= {"of", "the", "a", "all", "its", "each"}:
+                raise Refused(f"the text asks for {other.text!r} of {item.text!r}; ask for one at a time")
+        if item.label != chosen:
+            continue
+        beside = {
+            token.text.lower() for token in (*found[max(0, item.first - 1) : item.first], *found[item.last + 1 :][:1])
+        }
+        if "plus" in beside:
+            raise Refused(f"the text asks for something added to {item.text!r}; ask for one at a time")
+        after = " ".join(token.text.lower() for token in found[item.last + 1 : item.last + 3])
+        if re.match(rf"(?:{'|'.join(words.AFTERWARDS)})\b", after):
+            raise Refused(f"the text asks for something more after {item.text!r}; ask for one at a time")
+        if _symbol_before(found, item.first) or _symbol_after_call(found, item.last):
+            raise Refused(f"the formula around {item.text!r} asks for more than {spoken_name(chosen)}")
+
+
+def _symbol_before(found: Sequence[Token], first: int) -> bool:
+    if first == 0 or found[first - 1].kind != "symbol" or found[first - 1].text not in "*+^@-/":
+        return False
+    if first < 2 or found[first - 1].text in "*+^@":
+        return first >= 2
+    operand = found[first - 2]
+    touching = operand.start + len(operand.text) == found[first - 1].start
+    return not touching and found[first - 1].text == "-" and (operand.kind == "number" or len(operand.text) == 1)
+
+
+def _symbol_after_call(found: Sequence[Token], last: int) -> bool:
+    """Whether arithmetic follows the closing parenthesis of a call right after the name."""
+    index = last + 1
+    if index < len(found) and found[index].kind == "symbol" and found[index].text in "*+^@":
+        return True
+    if index < len(found) and found[index].text.lower() == "of":  # "softmax of x/T"
+        operand, sign = found[index + 1 : index + 2], found[index + 2 : index + 3]
+        return bool(operand and sign) and len(operand[0].text) == 1 and sign[0].text in tuple("*+^@/")
+    if index >= len(found) or found[index].text != "(":
+        return False
+    depth = 0
+    for position in range(index, len(found)):
+        depth += (found[position].text == "(") - (found[position].text == ")")
+        if depth == 0:
+            following = found[position + 1 : position + 2]
+            return bool(following) and following[0].kind == "symbol" and following[0].text in "*+^@-/"
+    return False
+
+
+def check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse what would make the chosen operator another one: other operators, qualifiers, further arithmetic."""
+    grammar = GRAMMARS.get(chosen, Grammar())
+    for item in _asked(found, mentions):
+        if item.kind == "operator" and item.label != chosen and item.label not in grammar.explains:
+            raise Refused(
+                f"the text asks for {spoken_name(item.label)} besides {spoken_name(chosen)}; ask for one at a time"
+            )
+        if item.kind == "foreign" and not _explained(item, grammar, chosen):
+            raise Refused(not_built_in(item.label, item.text))
+        if item.kind == "modifier" and chosen not in words.MODIFIERS[item.label].harmless_for:
+            raise Refused(f"the built-in {spoken_name(chosen)} has no {item.text!r} ({item.label})")
+        if item.kind == "arithmetic" and item.label not in grammar.explains:
+            raise Refused(f"the text asks for {item.text!r}, which is not part of {spoken_name(chosen)}")
+    for item in mentions:
+        if item.negated and item.kind in ("arithmetic", "operator") and item.label in grammar.needs:
+            raise Refused(f"{spoken_name(chosen)} without {item.text!r} is another operator, and that is not built in")
+
+
+def _explained(item: Mention, grammar: Grammar, chosen: str) -> bool:
+    if item.label in words.RANK_HINTS:
+        return words.RANK_HINTS[item.label].operator == chosen
+    return item.label in grammar.explains
+
+
+def check_formulas(labels: Sequence[str], chosen: str) -> None:
+    """Refuse formulas that are neither the chosen operator nor part of its description."""
+    for label in labels:
+        if label != chosen and label not in GRAMMARS.get(chosen, Grammar()).explains:
+            raise Refused(f"the formula in the text is not {spoken_name(chosen)}")
+
+
+def _nothing_found(mentions: Sequence[Mention]) -> str:
+    foreign = [item for item in mentions if item.kind == "foreign" and not item.negated]
+    if foreign:
+        return not_built_in(foreign[0].label, foreign[0].text)
+    return f"the text names none of the built-in operators: {', '.join(map(spoken_name, sorted(GRAMMARS)))}"
