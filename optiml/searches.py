@@ -18,7 +18,9 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +40,7 @@ from optiml.search.optimise import Search, SearchProgress, SearchSpec, load_spec
 LOG = logging.getLogger(__name__)
 TOLD_NAME = "told.jsonl"
 TELL_PATIENCE_S = 5.0
+MOST_FOLLOWED = 32  # searches kept in memory for those who ask about them
 UNDER_WAY = ("running", "needs_proposals")
 RUN_ID = re.compile(r"r-[0-9]{8}-[0-9a-f]{8}")
 
@@ -57,12 +60,23 @@ class RunSummary:
     started: str  # ISO 8601, UTC
 
 
+@dataclass(kw_only=True)
+class _Followed:
+    """A search that callers look at, and how much of its journal it holds."""
+
+    search: Search
+    size: int  # bytes
+    events: int
+
+
 class Searches:
     """The runs below one folder. `evaluator` gives the evaluator of a device by name."""
 
     def __init__(self, folder: Path, evaluator: Callable[[str], Evaluator]) -> None:
         self._folder = folder
         self._evaluator = evaluator
+        self._followed: OrderedDict[str, _Followed] = OrderedDict()
+        self._lock = threading.Lock()
 
     def start(
         self,
@@ -161,11 +175,12 @@ class Searches:
 
     def result(self, run_id: str) -> SearchResult:
         """Result of a run; its best so far while it runs."""
-        return self._load_search(run_id).result()
+        with self._lock:
+            return self._follow(run_id).result()
 
     def tree(self, run_id: str) -> tuple[Mapping[str, Any], ...]:
         """Every node of a run: parent, edit, state, time and reward."""
-        search = self._load_search(run_id)
+        search = _load(self._run_folder(run_id))
         return tuple(
             {
                 "node": node.index,
@@ -191,8 +206,9 @@ class Searches:
         return tuple(sorted(summaries, key=lambda item: (item.started, item.run_id), reverse=True))
 
     def _summary(self, folder: Path) -> RunSummary:
-        search = _load(folder)
-        result = search.result()
+        with self._lock:
+            search = self._follow(folder.name)
+            result = search.result()
         return RunSummary(
             run_id=folder.name,
             status=_status(folder, result),
@@ -212,8 +228,9 @@ class Searches:
 
     def requests(self, run_id: str) -> tuple[Request, ...]:
         """What a run asks of its agent; nothing while it evaluates, after its end and with another proposer."""
-        search = self._load_search(run_id)
-        return search.requests() if isinstance(search, AskTell) else ()
+        with self._lock:
+            search = self._follow(run_id)
+            return search.requests() if isinstance(search, AskTell) else ()
 
     def tell(
         self, run_id: str, proposals: Sequence[Any], read_kernel: Callable[[Any, Problem], Kernel]
@@ -236,8 +253,26 @@ class Searches:
         """The run as Markdown."""
         return markdown(self.result(run_id))
 
-    def _load_search(self, run_id: str) -> Search:
-        return _load(self._run_folder(run_id))
+    def _follow(self, run_id: str) -> Search:
+        """The search of a run as its journal stands now, read on from where the last caller left it.
+
+        Only for looking at, under the lock: a search that is carried out is loaded anew under the run's lock.
+        """
+        folder = self._run_folder(run_id)
+        followed = self._followed.get(run_id)
+        size = (folder / JOURNAL_NAME).stat().st_size
+        if followed is None or size < followed.size:
+            journal = Journal(folder / JOURNAL_NAME)
+            followed = _Followed(search=_search_of(folder, journal), size=size, events=len(journal))
+            self._followed[run_id] = followed
+        elif size > followed.size or isinstance(followed.search, AskTell):
+            events = read_events(folder / JOURNAL_NAME) if size > followed.size else ()
+            followed.search.follow(events[followed.events :])
+            followed.events, followed.size = max(followed.events, len(events)), size
+        self._followed.move_to_end(run_id)
+        while len(self._followed) > MOST_FOLLOWED:
+            self._followed.popitem(last=False)
+        return followed.search
 
     def _run_folder(self, run_id: str) -> Path:
         folder = self._folder / run_id if RUN_ID.fullmatch(run_id) else None
@@ -258,7 +293,10 @@ def publish(path: Path, text: str) -> None:
 
 def _load(folder: Path) -> Search:
     """The search of a folder without writing to it."""
-    journal = Journal(folder / JOURNAL_NAME)
+    return _search_of(folder, Journal(folder / JOURNAL_NAME))
+
+
+def _search_of(folder: Path, journal: Journal) -> Search:
     spec = load_spec(journal)
     return AskTell(spec, journal, told=_Told(folder / TOLD_NAME)) if spec.proposer == "agent" else Search(spec, journal)
 

@@ -296,14 +296,35 @@ class Workbench:
         seed: int | None = None,
     ) -> Verdict:
         """Whether a kernel is right; see `Verdict`."""
-        problem = self.problem(problem_spec, axes=axes, dtype=dtype)
-        if axes:
-            _refuse_unaffordable(problem)
-            problem = dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
+        problem = self._verified_problem(problem_spec, axes, dtype)
         read = self._read_kernel(kernel_spec, problem)
         return self.evaluator(device).verify(
             read.kernel, problem, level=level, seed=seed, arch=arch, warnings=read.assumed
         )
+
+    def known_verdict(
+        self,
+        kernel_spec: KernelSpec,
+        problem_spec: ProblemSpec,
+        *,
+        level: Level = "L1",
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        device: str = "auto",
+        arch: str | None = None,
+        seed: int | None = None,
+    ) -> Verdict | None:
+        """What `verify` would answer from the store; None where it would have to work. Milliseconds either way."""
+        problem = self._verified_problem(problem_spec, axes, dtype)
+        kernel = self._read_kernel(kernel_spec, problem).kernel
+        return self.evaluator(device).known_verdict(kernel, problem, level=level, seed=seed, arch=arch)
+
+    def _verified_problem(self, spec: ProblemSpec, axes: Mapping[str, int] | None, dtype: str | None) -> Problem:
+        problem = self.problem(spec, axes=axes, dtype=dtype)
+        if not axes:
+            return problem
+        _refuse_unaffordable(problem)
+        return dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
 
     def profile(
         self,
@@ -334,6 +355,26 @@ class Workbench:
         except NotAccepted as error:
             raise NotAccepted(f"the baseline: {error}") from error
         return dataclasses.replace(profile, comparison=compare(profile, other))
+
+    def known_profile(
+        self,
+        kernel_spec: KernelSpec,
+        problem_spec: ProblemSpec,
+        *,
+        baseline: KernelSpec | None = None,
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        metrics: Sequence[str] | None = None,
+        device: str = "auto",
+    ) -> Profile | None:
+        """What `profile` would answer from the store; None where it would have to work. Milliseconds either way."""
+        problem = self.problem(problem_spec, axes=axes, dtype=dtype)
+        evaluator = self.evaluator(device)
+        profile = evaluator.known_profile(self.kernel(kernel_spec, problem), problem, metrics=metrics)
+        if profile is None or baseline is None:
+            return profile
+        other = evaluator.known_profile(self.kernel(baseline, problem), problem, metrics=metrics)
+        return None if other is None else dataclasses.replace(profile, comparison=compare(profile, other))
 
     def compare(
         self,

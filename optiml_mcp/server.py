@@ -27,7 +27,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
-from optiml.codec import encode
+from optiml.codec import digest, encode
 from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError, SetupError
 from optiml.records import Generated, Judgement, Profile, SearchResult, Verdict
 from optiml_mcp.arguments import (
@@ -50,6 +50,8 @@ from optiml_mcp.runs import Run, Runs
 if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
     from optiml.workbench import Answer, Request, Workbench
 
+REPLIES_KEPT = 256  # answers from the store
+FILE_KEYS = frozenset({"path", "npy"})  # of a kernel or an input that is read from a file: it may change
 VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
 MOST_ERROR_CHARACTERS = 2000
 
@@ -69,6 +71,7 @@ class App:
     bench: Callable[[], Workbench]
     jobs: Jobs
     runs: Runs
+    replies: dict[str, dict[str, Any]] = field(default_factory=dict)  # digest of a call -> its answer from the store
     verdicts: dict[str, Verdict] = field(default_factory=dict)  # kernel_id -> the last full one
 
     async def call(self, function: Callable[[Workbench], Any]) -> Any:
@@ -146,20 +149,16 @@ def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
 async def compile_verify(app: App, args: CompileVerify, ctx: Ctx) -> dict[str, Any]:
     """Verdict on a kernel."""
 
-    def work() -> Verdict:
-        return app.bench().verify(
-            spec(args.kernel, "kernel"),
-            spec(args.problem, "problem"),
-            level=args.level,
-            axes=args.axes,
-            dtype=args.dtype,
-            device=args.device,
-            arch=args.arch,
-            seed=args.seed,
-        )
-
     _require(args, "kernel", "problem")
-    return await _answer(app, "compile_verify", args, work, ctx)
+    if args.job_id is not None:
+        return await _answer(app, "compile_verify", args, None, ctx)
+    kernel, problem = spec(args.kernel, "kernel"), spec(args.problem, "problem")
+    options: dict[str, Any] = {
+        name: getattr(args, name) for name in ("level", "axes", "dtype", "device", "arch", "seed")
+    }
+    return await _known(app, args, lambda bench: bench.known_verdict(kernel, problem, **options)) or await _answer(
+        app, "compile_verify", args, lambda: app.bench().verify(kernel, problem, **options), ctx
+    )
 
 
 async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
@@ -174,18 +173,19 @@ async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
         if getattr(args, name) is not None:
             raise InvalidInput(f"profile_ncu: {name} goes with report or command only: leave it out")
 
-    def work() -> Profile:
-        return app.bench().profile(
-            spec(args.kernel, "kernel"),
-            spec(args.problem, "problem"),
-            baseline=optional_spec(args.baseline, "baseline"),
-            axes=args.axes,
-            metrics=None if args.metrics is None else tuple(args.metrics),
-            device=args.device,
-        )
-
     _require(args, "kernel", "problem")
-    return await _answer(app, "profile_ncu", args, work, ctx)
+    if args.job_id is not None:
+        return await _answer(app, "profile_ncu", args, None, ctx)
+    kernel, problem = spec(args.kernel, "kernel"), spec(args.problem, "problem")
+    options: dict[str, Any] = {
+        "baseline": optional_spec(args.baseline, "baseline"),
+        "axes": args.axes,
+        "metrics": None if args.metrics is None else tuple(args.metrics),
+        "device": args.device,
+    }
+    return await _known(app, args, lambda bench: bench.known_profile(kernel, problem, **options)) or await _answer(
+        app, "profile_ncu", args, lambda: app.bench().profile(kernel, problem, **options), ctx
+    )
 
 
 async def judge_patch(app: App, args: JudgePatch, ctx: Ctx) -> dict[str, Any]:
@@ -403,15 +403,44 @@ def _require(args: Any, *names: str) -> None:
             spec(getattr(args, name), name)
 
 
-async def _answer(app: App, tool: str, args: Any, work: Callable[[], Any], ctx: Ctx) -> dict[str, Any]:
+async def _known(app: App, args: Any, look_up: Callable[[Workbench], Any]) -> dict[str, Any] | None:
+    """The answer that the store holds, without waiting behind the calls that work; None where there is none.
+
+    An answer that was looked up once is kept as it was sent: what it depends on stands in the arguments, unless they
+    name a file.
+    """
+    call = digest([type(args).__name__, dataclasses.replace(args, max_wait_s=0)])
+    if call in app.replies:
+        return app.replies[call]
+    record = await app.call(look_up)
+    if record is None:
+        return None
+    reply = _complete(app, record)
+    if not _names_a_file(encode(args)):
+        app.replies[call] = reply
+        if len(app.replies) > REPLIES_KEPT:
+            del app.replies[next(iter(app.replies))]
+    return reply
+
+
+def _names_a_file(value: Any) -> bool:
+    if isinstance(value, dict):
+        return not FILE_KEYS.isdisjoint(value) or any(map(_names_a_file, value.values()))
+    return isinstance(value, list) and any(map(_names_a_file, value))
+
+
+async def _answer(app: App, tool: str, args: Any, work: Callable[[], Any] | None, ctx: Ctx) -> dict[str, Any]:
     """Start the work or find its job, wait as long as allowed, answer with the record or with `pending`."""
-    if args.job_id is not None:
+    if args.job_id is not None or work is None:
         job = app.jobs.find(args.job_id, tool)
     else:
         job = app.jobs.start(tool, dataclasses.replace(args, max_wait_s=0), work)
     if not await app.jobs.wait(job, seconds=args.max_wait_s, report=ctx.report_progress):
         return _pending(job)
-    record = job.future.result()
+    return _complete(app, job.future.result())
+
+
+def _complete(app: App, record: Any) -> dict[str, Any]:
     for verdict in _verdicts_in(record):
         app.remember(verdict)
     return fit(brief_profile(record) if isinstance(record, Profile) else encode(record), uri=_uri_of(record))
@@ -561,7 +590,8 @@ TOOLS = (
             "it until status is finished; action=result gives the best kernel, the path of edits and why each helped. "
             "With proposer=agent you write the edits: while status=needs_proposals, answer requests by action=tell "
             "with proposals (each answered queued, duplicate, stale or invalid), then step again; an empty list ends "
-            "it. A search survives a restart of the server; cancelling a waiting call does not stop it, action=cancel does."
+            "it. A search survives a restart of the server; cancelling a waiting call does not stop it, "
+            "action=cancel does."
         ),
         arguments=RunMcts,
         answer={

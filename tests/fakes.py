@@ -278,6 +278,12 @@ class FakeWorkbench:
         )
         return dataclasses.replace(profile, comparison=comparison)
 
+    def known_verdict(self, kernel_spec: Any, problem_spec: Any, **_: Any) -> Verdict | None:
+        return None
+
+    def known_profile(self, kernel_spec: Any, problem_spec: Any, **_: Any) -> Profile | None:
+        return None
+
     def profile_of(self, kernel: Kernel, problem: Problem) -> Profile:
         microseconds = 24.5 if "faster" in kernel.source else 49.0
         workload = (problem.bench or problem.workloads)[0]

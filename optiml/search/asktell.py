@@ -11,7 +11,7 @@ then the next round follows, and what is left of the old one is stale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -145,8 +145,16 @@ class AskTell(Search):
         self._parents: dict[str, int] = {}  # request id -> node, of every round
         self._open: tuple[str, ...] = ()  # request ids of the last round
         super().__init__(spec, journal)
-        if self.status == "running" and self._waits():
-            self.status = "needs_proposals"
+        self._settle()
+
+    def follow(self, events: Iterable[Event]) -> None:
+        """Take events that another process has written; what was told since counts too."""
+        super().follow(events)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.status in ("running", "needs_proposals"):
+            self.status = "needs_proposals" if self._waits() else "running"
 
     # --- ask ---------------------------------------------------------------------------------------------------------
     def ask(self) -> Task | None:
@@ -195,8 +203,8 @@ class AskTell(Search):
         self._add(
             parent,
             Ranked(
-                kernel=told.kernel, kernel_id=kernel_id(told.kernel), edit=AGENT_EDIT, rationale=told.rationale,
-                expected=told.expected, judge_score=score, prior=score,
+                kernel=told.kernel, kernel_id=kernel_id(told.kernel), edit=AGENT_EDIT, target="",
+                rationale=told.rationale, expected=told.expected, judge_score=score, prior=score,
             ),
         )  # fmt: skip
 

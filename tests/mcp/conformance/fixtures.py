@@ -135,7 +135,9 @@ class Enums(BaseModel):
         str,
         Field(
             json_schema_extra={
-                "oneOf": [{"const": f"value{n}", "title": f"{word} Option"} for n, word in enumerate(("First", "Second"), 1)]
+                "oneOf": [
+                    {"const": f"value{n}", "title": f"{word} Option"} for n, word in enumerate(("First", "Second"), 1)
+                ]
             }
         ),
     ]
@@ -155,7 +157,8 @@ class Enums(BaseModel):
             json_schema_extra={
                 "items": {
                     "anyOf": [
-                        {"const": f"value{n}", "title": f"{word} Choice"} for n, word in enumerate(("First", "Second"), 1)
+                        {"const": f"value{n}", "title": f"{word} Choice"}
+                        for n, word in enumerate(("First", "Second"), 1)
                     ]
                 }
             }
@@ -246,7 +249,6 @@ def _add_notes(server: MCPServer[Any]) -> None:
             await ctx.report_progress(progress, 100)
             await anyio.sleep(STEP_S)
         return text("done")
-
 
     @server.tool()
     async def test_trigger_tool_change(ctx: Ctx) -> CallToolResult:
