@@ -50,6 +50,7 @@ from optiml_mcp.runs import Run, Runs
 if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
     from optiml.workbench import Answer, Request, Workbench
 
+FINISHING_S = 5.0
 REPLIES_KEPT = 256  # answers from the store
 FILE_KEYS = frozenset({"path", "npy"})  # of a kernel or an input that is read from a file: it may change
 VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
@@ -330,6 +331,9 @@ async def _result(app: App, run_id: str) -> SearchResult:
     if returned is not None and returned.status not in ("running", "needs_proposals"):
         return returned
     result: SearchResult = await app.call(lambda bench: bench.search_result(run_id))
+    if result.status == "finished" and run is not None and not run.ended:
+        await app.runs.wait_for_end(run, seconds=FINISHING_S)  # it is writing the best kernel to its file
+        return run.returned() or result
     return result
 
 

@@ -5,8 +5,8 @@
 Start: from the birth of the process to the reply of `initialize` on stdio, alternated with a server of the same SDK
 that has one tool and nothing else; medians and their ratio. Answers: a profile and a verdict that the store holds,
 asked by several clients over HTTP; time inside the server, calls per second of wall clock, and calls per second of
-processor time, which says what a free core would do where other work shares the machine. Loopback only. Exit status 0 if
-the bars are met, calls per second by processor time.
+processor time, which says what a free core would do where other work shares the machine. Loopback only. Exit status 0
+if the bars are met, calls per second by processor time.
 """
 
 from __future__ import annotations
@@ -170,7 +170,9 @@ def main() -> int:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     met = begin is None or begin["ratio"] <= RATIO_BAR
     for answer in answers.values():
-        met = met and answer["calls_per_s_of_a_free_core"] >= RATE_BAR and answer["in_server_ms"]["p50"] <= CACHED_BAR_MS
+        met = (
+            met and answer["calls_per_s_of_a_free_core"] >= RATE_BAR and answer["in_server_ms"]["p50"] <= CACHED_BAR_MS
+        )
     return 0 if met else 1
 
 

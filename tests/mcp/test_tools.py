@@ -501,6 +501,26 @@ def test_the_eleventh_search_is_told_to_wait(play: Play, bench: FakeWorkbench) -
     play(scenario)
 
 
+def test_searches_that_share_a_thread_take_turns(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optiml_mcp.runs.TURN_S", 0.0)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    release = stepwise(bench)
+
+    async def scenario(client: Client) -> None:
+        started = [await answer(client, "run_mcts", action="start", problem="relu") for _ in range(3)]
+        ids = [reply["run_id"] for reply in started]
+        counts = [0, 0, 0]
+        while sum(counts) < 6:
+            release.release()
+            states = [await answer(client, "run_mcts", action="status", run_id=run_id) for run_id in ids]
+            counts = [state["evaluations"] for state in states]
+        assert min(counts) >= 1
+
+    play(scenario)
+
+
 def test_the_workbench_is_made_late_and_closed_with_the_server(play: Play, bench: FakeWorkbench) -> None:
     async def scenario(client: Client) -> None:
         await client.list_tools()
