@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the workbench is imported when the first tool needs it: sta
 
 LOG = logging.getLogger(__name__)
 TURN_S = 5.0  # that a search may work while others wait for a thread
+ENDED_KEPT = 32  # searches that this server drove to their end
 MOST_RUNS = 10  # searches that may run or queue in one server
 
 
@@ -98,6 +99,8 @@ class Runs:
         if run is not None and not run.ended:
             return run
         self.check_room()
+        for old in [known.run_id for known in self._runs.values() if known.ended][:-ENDED_KEPT]:
+            del self._runs[old]  # its folder knows all but where the best kernel was written
         run = Run(run_id=run_id)
         self._runs[run_id] = run
         self._submit(run)
