@@ -13,6 +13,7 @@ from typing import Literal
 
 from optiml.errors import OptimlError
 from optiml.process import probe
+from optiml.ptx import engine_name
 from optiml.settings import Settings
 from optiml.store import Store
 from optiml.toolchain.nvrtc import Compiler, header_folders
@@ -35,11 +36,7 @@ def examine(settings: Settings, store: Store) -> tuple[Check, ...]:
     return (
         Check(name="python", state="ok", detail=f"{sys.version.split()[0]}, {os.cpu_count()} cores"),
         _compiler(settings),
-        Check(
-            name="device",
-            state="ok",
-            detail="embedded PTX engine (numpy), standing for an A100, H100 or H200; times are modelled",
-        ),
+        _device(),
         _gpu(),
         _sandbox(),
         _home(settings, store),
@@ -64,6 +61,18 @@ def _compiler(settings: Settings) -> Check:
             fix="pip install nvidia-cuda-nvrtc cuda-bindings nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl",
         )
     return Check(name="compiler", state="ok", detail=f"{found} with the CUDA headers, in a sandboxed child")
+
+
+def _device() -> Check:
+    standing = "standing for an A100, H100 or H200; times are modelled"
+    if engine_name() == "native":
+        return Check(name="device", state="ok", detail=f"embedded PTX engine (native), {standing}")
+    return Check(
+        name="device",
+        state="warn",
+        detail=f"embedded PTX engine (numpy, several times slower than the native one), {standing}",
+        fix="install a C compiler, then: pip install --force-reinstall --no-deps optiml",
+    )
 
 
 def _gpu() -> Check:

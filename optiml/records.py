@@ -215,7 +215,7 @@ class DeviceInfo:
     kind: Literal["cuda", "emulator"]
     arch: str  # "sm_80"
     model: str  # key of the hardware table: "a100" | "h100" | "h200" | "other"
-    engine: str  # "numpy" on the embedded device, "cuda" on a GPU
+    engine: str  # what executes: "native" or "numpy" on the embedded device, "cuda" on a GPU
     max_threads_per_block: int = 1024
     max_shared_bytes_per_block: int = 163 * 1024  # opt-in limit
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)

@@ -194,6 +194,7 @@ class Workbench:
 
     def _custom_problem(self, spec: Mapping[str, Any]) -> Problem:
         problem = check_problem(decode(Problem, dict(spec), what="problem"))
+        _refuse_unaffordable(problem)
         if isinstance(problem.reference, KernelOracle):
             oracle = check_kernel(with_launches(merge_block(problem.reference.kernel), problem)[0], problem)
             problem = dataclasses.replace(problem, reference=KernelOracle(kernel=oracle))
@@ -323,8 +324,9 @@ class Workbench:
         problem = self.problem(spec, axes=axes, dtype=dtype)
         if not axes:
             return problem
+        problem = dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
         _refuse_unaffordable(problem)
-        return dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
+        return problem
 
     def profile(
         self,
@@ -612,12 +614,12 @@ def seed_kernel(problem: Problem) -> Kernel:
 
 
 def _refuse_unaffordable(problem: Problem) -> None:
-    """The embedded device would need minutes for what a caller's axes ask it to verify."""
-    dearest = max(cost(problem, workload) for workload in problem.bench)
+    """The embedded device would need minutes for what a caller's sizes ask it to verify."""
+    dearest = max(cost(problem, workload) for workload in problem.workloads)
     if dearest > MAX_VERIFIED_COST:
         raise InvalidInput(
-            f"these axes need about {dearest:.1e} operations, and the embedded device verifies up to "
-            f"{MAX_VERIFIED_COST:.0e}: verify at smaller axes (profiles sample big grids, so they may stay)",
+            f"these sizes need about {dearest:.1e} operations, and the embedded device verifies up to "
+            f"{MAX_VERIFIED_COST:.0e}: verify at smaller ones (profiles sample big grids, so bench sizes may stay)",
             code="too_large",
         )
 

@@ -16,6 +16,7 @@ from optiml.device.plan import Plan, Pointer
 from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
 from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
+from optiml.ptx import engine_name
 from optiml.ptx.counters import Counters
 from optiml.records import Build, DeviceInfo
 from optiml.sandbox import Policy
@@ -27,7 +28,7 @@ MODELS: Mapping[str, DeviceInfo] = {
         kind="emulator",
         arch=arch,
         model=model,
-        engine="numpy",
+        engine=engine_name(),
         max_shared_bytes_per_block=shared,
     )
     for model, arch, shared in (

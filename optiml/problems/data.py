@@ -257,8 +257,13 @@ def _csr_indptr(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def _literal(values: tuple[Any, ...], dtype: str, shape: tuple[int, ...], name: str) -> Array:
-    flat = np.asarray(values).reshape(-1)
-    if flat.size != int(np.prod(shape, dtype=np.int64)) or flat.dtype.kind not in "biuf":
+    try:
+        flat = np.asarray(values).reshape(-1)
+    except ValueError as error:
+        raise InvalidInput(f"input {name!r}: its literal values are nested unevenly; give a flat list") from error
+    if flat.dtype.kind not in "biuf":
+        raise InvalidInput(f"input {name!r}: a literal value is no number, or beyond 64 bits")
+    if flat.size != int(np.prod(shape, dtype=np.int64)):
         raise InvalidInput(f"input {name!r}: {flat.size} literal values do not fill the shape {shape}")
     stored = from_float64(flat.astype(np.float64), dtype) if is_float(dtype) else flat.astype(storage_dtype(dtype))
     return stored.reshape(shape)

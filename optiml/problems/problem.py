@@ -11,11 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optiml.codec import decode
 from optiml.errors import InvalidInput
 from optiml.expressions import evaluate, names_in
 from optiml.kernel_file import kernel_of_fields, split_block
-from optiml.problems.data import DEFAULT_DISTRIBUTIONS, DISTRIBUTIONS, element_bytes
+from optiml.problems.data import DEFAULT_DISTRIBUTIONS, DISTRIBUTIONS, element_bytes, is_float, storage_dtype
 from optiml.problems.dtypes import prelude
 from optiml.records import Axis, Distribution, Kernel, Problem, Scalar, Tensor, Workload
 
@@ -249,6 +251,11 @@ def check_workload(problem: Problem, workload: Workload, *, where: str) -> None:
         raise InvalidInput(f"{where}: scalar {sorted(missing)[0]!r} has no value")
     if extra:
         raise InvalidInput(f"{where}: {sorted(extra)[0]!r} is no scalar input")
+    for name, value in workload.scalars.items():
+        dtype = problem.inputs[name].dtype
+        least, most = _integers_of(dtype)
+        if not is_float(dtype) and not (isinstance(value, int) and least <= value <= most):
+            raise InvalidInput(f"{where}: scalar {name} = {value!r} is no {dtype}; give an integer in {least}..{most}")
     names = names_of(problem, workload.axes, workload.scalars)
     for item in problem.constraints:
         if not evaluate(item, names):
@@ -267,10 +274,10 @@ def check_workload(problem: Problem, workload: Workload, *, where: str) -> None:
     for name, spec in workload.inputs.items():
         if name not in problem.inputs or problem.inputs[name].shape is None:
             raise InvalidInput(f"{where}: {name!r} is no input array")
-        _check_distribution(spec, where=f"{where}.inputs.{name}")
+        _check_distribution(spec, problem.inputs[name].dtype, where=f"{where}.inputs.{name}")
 
 
-def _check_distribution(spec: str | Distribution, *, where: str) -> None:
+def _check_distribution(spec: str | Distribution, dtype: str, *, where: str) -> None:
     name = spec if isinstance(spec, str) else spec.distribution
     if isinstance(spec, Distribution):
         given = sum(item is not None for item in (spec.distribution, spec.values, spec.npy))
@@ -278,9 +285,22 @@ def _check_distribution(spec: str | Distribution, *, where: str) -> None:
             raise InvalidInput(f"{where}: give exactly one of distribution, values and npy")
         if spec.low is not None and spec.high is not None and spec.low >= spec.high:
             raise InvalidInput(f"{where}: low {spec.low} must be below high {spec.high}")
+        least, most = _integers_of(dtype)
+        if (spec.low or 0) < least or (spec.low or 0) > most or (spec.high is not None and spec.high > most + 1):
+            raise InvalidInput(f"{where}: {dtype} holds integers from {least} to {most} only")
     if name is not None and name not in DISTRIBUTIONS:
         near = difflib.get_close_matches(name[:50], DISTRIBUTIONS, n=1, cutoff=0.0)[0]
         raise InvalidInput(f"{where}: {name[:50]!r} is no distribution; did you mean {near!r}?")
+
+
+def _integers_of(dtype: str) -> tuple[int, int]:
+    """Least and largest integer that data of a dtype may be drawn from; 64 bits for floating ones."""
+    if is_float(dtype):
+        return -(2**63), 2**63 - 2
+    if dtype == "bool":
+        return 0, 1
+    info = np.iinfo(storage_dtype(dtype))
+    return int(info.min), min(int(info.max), 2**63 - 2)
 
 
 def describe_axis(axis: Axis) -> str:

@@ -12,6 +12,9 @@ from optiml.errors import InvalidInput, Unsupported
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder
 from optiml.ptx.lower import program_of
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
+from optiml.ptx.native import execute
+from optiml.ptx.native.library import library
+from optiml.ptx.native.lowering import NativeProgram
 from optiml.ptx.parse import Function, Module
 from optiml.ptx.program import Program
 from optiml.ptx.registers import ALIGNMENT
@@ -44,12 +47,21 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """What a launch left besides memory: counters if asked for, device printf text, blocks of the grid and run."""
+    """What a launch left besides memory: counters if asked for, device printf text, blocks of the grid and run.
+
+    `engine` says which engine ran it: "native" or "numpy".
+    """
 
     counters: Counters | None
     printf: str
     blocks_total: int
     blocks_run: int
+    engine: str = "numpy"
+
+
+def engine_name() -> str:
+    """The engine that runs what it can: "native" if its library was built, else "numpy"."""
+    return "numpy" if library() is None else "native"
 
 
 class LoadedModule:
@@ -77,9 +89,16 @@ class LoadedModule:
 
 
 class Machine:
-    """Global memory of one device plus the numpy SIMT interpreter."""
+    """Global memory of one device plus the two engines.
 
-    def __init__(self) -> None:
+    Args:
+        engine: "auto" runs natively whatever the native engine covers; "numpy" never does.
+    """
+
+    def __init__(self, *, engine: str = "auto") -> None:
+        if engine not in ("auto", "numpy"):
+            raise InvalidInput(f"{engine!r} is no engine; choose auto or numpy")
+        self._engine = engine
         self._memory: dict[int, Allocation] = {}
         self._next = FIRST_ALLOCATION
         self._workspace: int | None = None  # of the grid-wide barrier
@@ -92,6 +111,13 @@ class Machine:
         self._memory[allocation.number] = allocation
         self._next += 1
         return allocation.base
+
+    def track_writes(self, address: int) -> None:
+        """Let the check "uninitialised" report reads of this allocation's bytes that no kernel has written."""
+        allocation = self._memory.get(address >> WINDOW_BITS)
+        if allocation is None or allocation.base != address:
+            raise InvalidInput(f"0x{address:x} is not the start of an allocation")
+        allocation.valid = np.zeros(allocation.nbytes, np.uint8)
 
     def memory(self, address: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A live uint8 view of the allocation that starts at `address`."""
@@ -130,6 +156,7 @@ class Machine:
         count: bool = False,
         blocks: Sequence[int] | None = None,
         limits: Limits | None = None,
+        checks: frozenset[str] = frozenset(),
     ) -> LaunchResult:
         """Run a kernel to its end.
 
@@ -138,6 +165,8 @@ class Machine:
             args: one bytes object per parameter, as long as the parameter.
             count: fill `LaunchResult.counters`.
             blocks: linear ids of the blocks to run, in this order; None for the whole grid.
+            checks: "race" and "uninitialised" look for these faults too, which takes longer. Only the native engine
+                can; a kernel that it does not cover is run without (see `LaunchResult.engine`).
 
         Raises:
             KernelFault: the kernel broke a rule or outlived its limits.
@@ -149,15 +178,23 @@ class Machine:
         if function is None or not function.kernel:
             raise InvalidInput(f"the module has no kernel {kernel!r}")
         total = _check_call(function, grid, block, shared_bytes, args)
+        if not checks <= set(execute.CHECKS):
+            raise InvalidInput(f"unknown checks {sorted(checks - set(execute.CHECKS))}")
+        shared = -(-function.static_shared_bytes // function.dynamic_shared_align) * function.dynamic_shared_align
+        shared = shared + shared_bytes if shared_bytes else function.static_shared_bytes
+        parameters = _parameter_area(function, args)
+        native = execute.native_program(loaded.module, kernel) if self._engine == "auto" else None
+        if native is not None:
+            return self._launch_natively(
+                native, loaded, grid=grid, block=block, shared=shared, dynamic=shared_bytes, total=total,
+                parameters=parameters, count=count, blocks=blocks, limits=limits, checks=checks,
+            )  # fmt: skip
         aligned = frozenset(
             param.offset
             for param, value in zip(function.params, args, strict=True)
             if len(value) == 8 and value[0] % ALIGNMENT == 0
         )
         program = program_of(loaded.module, kernel, counting=count, aligned=aligned)
-        shared = -(-function.static_shared_bytes // function.dynamic_shared_align) * function.dynamic_shared_align
-        shared = shared + shared_bytes if shared_bytes else function.static_shared_bytes
-        parameters = _parameter_area(function, args)
         recorder = None
         if count:
             share = limits.l1_bytes // max(1, limits.resident_blocks)
@@ -194,6 +231,37 @@ class Machine:
             blocks_total=total,
             blocks_run=ran,
         )
+
+    def _launch_natively(
+        self, native: NativeProgram, loaded: LoadedModule, *, grid: tuple[int, int, int],
+        block: tuple[int, int, int], shared: int, dynamic: int, total: int, parameters: bytes, count: bool,
+        blocks: Sequence[int] | None, limits: Limits, checks: frozenset[str],
+    ) -> LaunchResult:  # fmt: skip
+        if blocks is not None:
+            _check_blocks(np.asarray(blocks, np.int64), total)
+        addresses = {name: loaded.address(name) for _, name, _ in native.program.symbols}
+        counters, printed, ran = execute.run(
+            execute.Call(
+                program=native,
+                allocations=self._memory,
+                parameters=parameters,
+                values={
+                    name: _launch_value(name, grid, block, shared, dynamic, 0) for name in native.program.launch_values
+                },
+                addresses=addresses,
+                grid=grid,
+                block=block,
+                shared_bytes=shared,
+                total=total,
+                blocks=blocks,
+                count=count,
+                checks=checks,
+                warp_instructions=limits.warp_instructions,
+                deadline=limits.deadline,
+                l1_bytes=limits.l1_bytes // max(1, limits.resident_blocks),
+            )
+        )
+        return LaunchResult(counters=counters, printf=printed, blocks_total=total, blocks_run=ran, engine="native")
 
 
 def _check_call(
@@ -248,20 +316,26 @@ def _template(
     for slot, name, addend in program.symbols:
         frame[slot] = np.array([loaded.address(name) + addend], np.uint64)
     for name, slot in program.launch_values.items():
-        if name.startswith("%ntid"):
-            value = block["xyz".index(name[-1])]
-        elif name.startswith(("%nctaid", "%nclusterid")):
-            value = grid["xyz".index(name[-1])]
-        elif name.startswith("%envreg"):
-            value = workspace >> 32 if name == "%envreg1" else workspace & 0xFFFFFFFF
-        elif name.endswith("_smem_size"):
-            value = dynamic if name.startswith("%dynamic") else shared
-        else:
-            value = _FIXED[name.split(".")[0]]
+        value = _launch_value(name, grid, block, shared, dynamic, workspace)
         frame[slot] = np.array([value], np.uint64 if name == "%gridid" else np.uint32)
     for slot, original in program.flat:
         frame[slot] = frame[original].reshape(())
     return frame
+
+
+def _launch_value(
+    name: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, dynamic: int, workspace: int
+) -> int:
+    """A special register with one value per launch."""
+    if name.startswith("%ntid"):
+        return block["xyz".index(name[-1])]
+    if name.startswith(("%nctaid", "%nclusterid")):
+        return grid["xyz".index(name[-1])]
+    if name.startswith("%envreg"):
+        return workspace >> 32 if name == "%envreg1" else workspace & 0xFFFFFFFF
+    if name.endswith("_smem_size"):
+        return dynamic if name.startswith("%dynamic") else shared
+    return _FIXED[name.split(".")[0]]
 
 
 def _batches(
@@ -281,7 +355,11 @@ def _batches(
             yield np.arange(start, min(start + size, total), dtype=np.int64)
         return
     chosen = np.asarray(blocks, np.int64)
-    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < total:
-        raise InvalidInput(f"block ids must be in 0..{total - 1}")
+    _check_blocks(chosen, total)
     for start in range(0, len(chosen), size):
         yield chosen[start : start + size]
+
+
+def _check_blocks(chosen: Any, total: int) -> None:
+    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < total:
+        raise InvalidInput(f"block ids must be in 0..{total - 1}")

@@ -48,9 +48,10 @@ class Allocation:
         data: `[nbytes]` uint8, the contents.
         views: `data` by element type, see `typed_views`.
         bases: by constant offset of an instruction, `base - offset` as a 0-d uint64 array.
+        valid: `[nbytes]` uint8, which bytes have been written; None if that is not tracked.
     """
 
-    __slots__ = ("base", "bases", "data", "name", "nbytes", "number", "views")
+    __slots__ = ("base", "bases", "data", "name", "nbytes", "number", "valid", "views")
 
     def __init__(self, number: int, nbytes: int, name: str) -> None:
         self.number = number
@@ -60,6 +61,7 @@ class Allocation:
         self.data = np.zeros(nbytes, np.uint8)
         self.views = typed_views(self.data)
         self.bases: dict[int, Array] = {0: np.array(self.base, U64)}
+        self.valid: Array = None
 
     def shifted(self, offset: int) -> Array:
         """`base - offset`, so that `register - shifted(offset)` is an offset into the allocation."""
@@ -254,7 +256,8 @@ def scatter(group: Group, addresses: Array, values: Array, code: int, space: str
 
 Step = Callable[[list[Array], "Group"], None]
 _or = np.bitwise_or.reduce
-_subtract, _shift, _add = np.subtract, np.right_shift, np.add
+_subtract, _shift, _add, _and = np.subtract, np.right_shift, np.add, np.bitwise_and
+_POSITIVE = np.array((1 << 63) - 1, U64)
 _SHIFTS = {size: np.array(size.bit_length() - 1, U64) for size in (1, 2, 4, 8, 16)}
 _SHIFTS_I64 = {size: np.array(size.bit_length() - 1, I64) for size in (1, 2, 4, 8, 16)}
 
@@ -286,8 +289,8 @@ def global_index(size: int, offset: int, aligned: bool) -> Callable[[Array, Grou
         relative = _subtract(addresses, base)
         if not aligned and int(_or(relative)) & mask:
             return None
-        if mask:
-            relative = _shift(relative, shift)
+        # bytes need no shift, but a negative offset must not come out as a negative index
+        relative = _shift(relative, shift) if mask else _and(relative, _POSITIVE)
         return allocation, relative.view(I64)
 
     return index
@@ -352,8 +355,9 @@ def shared_index(
             addresses = offset_address(addresses, offset)
         start = frame[start_slot]
         if start is UNIFORM_ZERO and aligned:
-            if addresses.dtype is U64:
-                return _shift(addresses, _SHIFTS[size]).view(I64)
+            if addresses.dtype.itemsize == 8:
+                wide = _shift(addresses, _SHIFTS[size]) if mask else _and(addresses, _POSITIVE)
+                return wide.view(I64)
             return _shift(addresses.astype(I64), shift)
         batch = group.batch
         limit = (batch.shared_bytes if shared else batch.local_bytes) - size

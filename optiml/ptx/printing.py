@@ -11,7 +11,7 @@ from optiml.ptx.memory import Step
 from optiml.ptx.simt import Group
 
 PRINTF_LIMIT = 64 * 1024  # characters kept per launch
-_STRING_LIMIT = 4096
+STRING_LIMIT = 4096
 _DIRECTIVE = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|j|z|t|L)?([%a-zA-Z])")
 
 
@@ -62,7 +62,7 @@ def print_formatted(name: str, arguments: list[int], result: int, line: int | No
         for position in range(group.n):
 
             def text_at(address: int, position: int = position) -> str:
-                return memory.peek(group, position, address, _STRING_LIMIT, line).split(b"\0")[0].decode("latin-1")
+                return memory.peek(group, position, address, STRING_LIMIT, line).split(b"\0")[0].decode("latin-1")
 
             template = text_at(int(formats[position]))
             if name == "__assertfail":

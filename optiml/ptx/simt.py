@@ -95,7 +95,8 @@ class Group:
         """Find the place of each thread in a matrix with one row of 32 per warp."""
         lanes = self.lanes
         numbers = lanes >> 5
-        if self.n & 31 == 0 and not np.count_nonzero(lanes[31::32] - lanes[::32] != 31):
+        starts_warps = self.n & 31 == 0 and not np.count_nonzero(lanes[::32] & 31)
+        if starts_warps and not np.count_nonzero(lanes[31::32] - lanes[::32] != 31):
             self.rows = numbers[::32]
             self.position = None
             self.full_rows = True

@@ -23,6 +23,7 @@ from optiml.search.source import (
     contains,
     identifiers,
     integer,
+    mentions,
     same_node,
     text_of,
     unwrap,
@@ -321,6 +322,81 @@ def _conditional_fold(write: Write, name: str, here: set[int], value: Node) -> t
     if (text_of(unwrap(left)), text_of(unwrap(right))) == (name, new):
         return ("min" if greater else "max"), "", here | {inside[0].start_byte}
     return None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RescaledSum:
+    """`n = max(m, v); d = d * exp(m - n) + e(n); m = n;`: a running maximum and a sum that is scaled to it."""
+
+    largest: Local
+    total: Local
+    maximum: str  # the function that the source calls
+    exponential: str
+
+
+def rescaled_sum(function: Function, loop: ForLoop) -> RescaledSum | None:
+    """The running maximum and scaled sum that a loop carries, if that is all it carries; the sum starts at 0.
+
+    Source: Milakov and Gimelshein, Online Normalizer Calculation for Softmax, 2018.
+    """
+    writes = outside_writes(function, loop)
+    if len(writes) != 2 or any(write.operator != "=" or write.value is None for write in writes):
+        return None
+    total_write, top_write = writes
+    if top_write.value is None or total_write.value is None or unwrap(top_write.value).type != "identifier":
+        return None
+    top, total = function.local_at(top_write.name, loop.node), function.local_at(total_write.name, loop.node)
+    newest = function.local_at(text_of(unwrap(top_write.value)), top_write.node)
+    if top is None or total is None or newest is None or newest.initial is None or top.name == total.name:
+        return None
+    if not contains(loop.body, newest.declaration) or top.type_text != total.type_text:
+        return None
+    maximum = unwrap(newest.initial)
+    arguments = [text_of(unwrap(item)) for item in call_arguments(maximum)] if maximum.type == "call_expression" else []
+    if called(maximum) not in _LARGEST or len(arguments) != 2 or top.name not in arguments:
+        return None
+    exponential = _scaled(total_write.value, total.name, top.name, newest.name)
+    known_places = (newest.declarator, total_write.node, top_write.node)
+    others = [
+        node
+        for node in identifiers(loop.body)
+        if text_of(node) in (top.name, total.name) and not any(contains(place, node) for place in known_places)
+    ]
+    zero = total.initial is not None and text_of(total.initial).rstrip("fF").rstrip("0").rstrip(".") in ("", "0")
+    before = [write for write in function.writes_to(total) if write.node.start_byte < loop.node.start_byte]
+    if exponential is None or others or not zero or before:
+        return None
+    return RescaledSum(largest=top, total=total, maximum=called(maximum), exponential=exponential)
+
+
+def _scaled(value: Node, total: str, top: str, newest: str) -> str | None:
+    """The exponential in `total * exp(top - newest) + …`; the first term may be guarded against an empty start."""
+    value = unwrap(value)
+    left, right = value.child_by_field_name("left"), value.child_by_field_name("right")
+    sign = value.child_by_field_name("operator")
+    if value.type != "binary_expression" or left is None or right is None or sign is None or text_of(sign) != "+":
+        return None
+    for term, rest in ((left, right), (right, left)):
+        if mentions(rest, (total, top)):
+            continue
+        scaled = unwrap(term)
+        if scaled.type == "conditional_expression":
+            alternative = scaled.child_by_field_name("alternative")
+            scaled = unwrap(alternative) if alternative is not None else scaled
+        a, b = scaled.child_by_field_name("left"), scaled.child_by_field_name("right")
+        times = scaled.child_by_field_name("operator")
+        if a is None or b is None or times is None or text_of(times) != "*":
+            continue
+        for factor, power in ((unwrap(a), unwrap(b)), (unwrap(b), unwrap(a))):
+            name = called(power) if power.type == "call_expression" else ""
+            inside = call_arguments(power) if name.lstrip("_").startswith("exp") else []
+            if text_of(factor) == total and [_plain(item) for item in inside] == [f"{top}-{newest}"]:
+                return name
+    return None
+
+
+def _plain(node: Node) -> str:
+    return "".join(text_of(node).split())
 
 
 def is_invariant(site: Site, node: Node, loop: ForLoop) -> bool:

@@ -90,7 +90,7 @@ def propose(context: EditContext, edits: Sequence[Edit], *, seed: str) -> tuple[
 def _proposals(edit: Edit, context: EditContext) -> tuple[Proposal, ...]:
     try:
         return tuple(edit.propose(context))
-    except OverlappingChanges as error:
+    except (OverlappingChanges, RecursionError) as error:  # source nested deeper than the analyses can follow
         LOG.warning("the edit %s is left out for this kernel: %s", edit.name, error)
         return ()
 

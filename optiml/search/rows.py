@@ -8,7 +8,7 @@ its threads alike, and one of them stores.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,13 +21,16 @@ from optiml.search.grid import ceiling, scaled_extent, times
 from optiml.search.loops import (
     ForLoop,
     Reduction,
+    RescaledSum,
     has_barrier,
     independent_stores,
     is_invariant,
     leaves_early,
     outermost_loops,
     reductions,
+    rescaled_sum,
 )
+from optiml.search.normalise import indexed_pointers
 from optiml.search.source import (
     Access,
     Change,
@@ -56,6 +59,7 @@ class SharedLoop:
 
     loop: ForLoop
     reductions: tuple[Reduction, ...]
+    rescaled: RescaledSum | None  # the one fold of the loop, if it is a running maximum with a sum under it
     stored: frozenset[str]  # arrays it writes
     gain: int  # accesses that become coalesced, less those that cease to be
 
@@ -94,6 +98,26 @@ def row_kernel(site: Site) -> RowKernel | None:
     if stores is None:
         return None
     return RowKernel(site=site, row=row, row_loop=row_loop, loops=shared, single_stores=stores, lone=lone)
+
+
+def row_kernels(context: EditContext) -> Iterator[tuple[EditContext, RowKernel]]:
+    """The kernels of a plan that have one thread per row, and the context to divide them in.
+
+    Rows that are walked with a pointer are rewritten to a counter first.
+    """
+    for site in context.sites:
+        found = row_kernel(site)
+        if found is not None:
+            yield context, found
+            continue
+        indexed = indexed_pointers(site)
+        if indexed is None:
+            continue
+        again = dataclasses.replace(context, kernel=with_source(context.kernel, indexed))
+        for other in again.sites:
+            found = row_kernel(other) if other.index == site.index else None
+            if found is not None:
+                yield again, found
 
 
 def divide(context: EditContext, kernel: RowKernel, team: Team) -> Kernel:
@@ -160,13 +184,15 @@ def _shared(site: Site, loop: ForLoop, across: str) -> SharedLoop | None:
     if not is_invariant(site, loop.start, loop) or not is_invariant(site, loop.bound, loop):
         return None
     folded = reductions(site.function, loop)
-    if folded is None or not independent_stores(site, loop):
+    rescaled = rescaled_sum(site.function, loop) if folded is None else None
+    if (folded is None and rescaled is None) or not independent_stores(site, loop):
         return None
     inside = [item for item in site.accesses if contains(loop.body, item.node)]
     if not inside:
         return None
     return SharedLoop(
-        loop=loop, reductions=tuple(folded), stored=frozenset(item.array for item in inside if item.writes),
+        loop=loop, reductions=tuple(folded or ()), rescaled=rescaled,
+        stored=frozenset(item.array for item in inside if item.writes),
         gain=sum(_gain(site, loop, item, across) for item in inside),
     )  # fmt: skip
 
@@ -309,6 +335,10 @@ def _loop_changes(site: Site, shared: SharedLoop, names: _Names, *, sync: bool) 
             after.append(names.sync)  # the next round writes the parts that slower warps may still read
         if saved is not None:
             after.append(f"{reduction.name} = {reduction.combine(saved, reduction.name)};")
+    if shared.rescaled is not None:
+        after += _rescaling(shared.rescaled, names)
+        if names.team == "block" and _is_repeated(site, loop):
+            after.append(names.sync)
     place = _with_pragma(loop.node)
     indent = site.source.line_indent(place)
     # Two shared loops may stand side by side in a branch without braces; a block of its own is always right.
@@ -344,6 +374,37 @@ def _folding(reduction: Reduction, names: _Names) -> list[str]:
         f"if ({first} == 0) {parts}[threadIdx.x / {WARP}] = {name};",
         "__syncthreads();",
         f"{name} = {first} < {names.block} / {WARP} ? {parts}[{first}] : {_typed(kind, idle, reduction)};",
+        *butterfly,
+    ]
+
+
+def _rescaling(fold: RescaledSum, names: _Names) -> list[str]:
+    """C++ lines after which every thread of the team holds the largest value and the sum scaled to it."""
+    top, total, kind = fold.largest.name, fold.total.name, fold.largest.type_text
+    offset, other, part, both = (names.fresh(name) for name in ("offset", "other_top", "other_total", "both"))
+    butterfly = [
+        "#pragma unroll",
+        f"for (int {offset} = {WARP // 2}; {offset} > 0; {offset} /= 2) {{",
+        f"    const {kind} {other} = __shfl_xor_sync(0xffffffffu, {top}, {offset});",
+        f"    const {kind} {part} = __shfl_xor_sync(0xffffffffu, {total}, {offset});",
+        f"    const {kind} {both} = {fold.maximum}({top}, {other});",
+        # Where both are minus infinity their difference is no number: nothing is scaled then.
+        f"    {total} = ({top} == {both} ? {total} : {total} * {fold.exponential}({top} - {both}))",
+        f"        + ({other} == {both} ? {part} : {part} * {fold.exponential}({other} - {both}));",
+        f"    {top} = {both};",
+        "}",
+    ]
+    if names.team == "warp":
+        return butterfly
+    tops, totals = names.fresh(f"{top}_parts"), names.fresh(f"{total}_parts")
+    first = f"threadIdx.x % {WARP}"
+    return [
+        f"__shared__ {kind} {tops}[{WARP}], {totals}[{WARP}];",
+        *butterfly,
+        f"if ({first} == 0) {{ {tops}[threadIdx.x / {WARP}] = {top}; {totals}[threadIdx.x / {WARP}] = {total}; }}",
+        "__syncthreads();",
+        f"{top} = {first} < {names.block} / {WARP} ? {tops}[{first}] : {tops}[0];",
+        f"{total} = {first} < {names.block} / {WARP} ? {totals}[{first}] : ({kind})0;",
         *butterfly,
     ]
 

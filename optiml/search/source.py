@@ -27,6 +27,10 @@ _ATOMICS = frozenset(
 )
 _NAMED_CASTS = frozenset({"static_cast", "reinterpret_cast", "const_cast"})
 _CAST_CALLS = _NAMED_CASTS | {"int", "size_t", "unsigned", "long", "float", "double"}
+MAX_DEPTH = 100  # of nested expressions and locals, in levels
+MAX_LEVELS = 200  # of the syntax tree of a kernel that is analysed; hand-written ones have a few dozen
+MAX_TERMS = 256  # of a product of sums; index formulas have a few
+MAX_EDITED_BYTES = 64 * 1024  # of source; longer kernels are not analysed
 _CACHED_LOADS = frozenset({"__ldg", "__ldcg", "__ldcs", "__ldca"})
 BARRIERS = frozenset({"__syncthreads", "__syncwarp", "__syncthreads_count", "__syncthreads_or", "__syncthreads_and"})
 WARP_CALLS = ("__shfl", "__ballot", "__any", "__all", "__activemask", "__match", "__reduce")
@@ -255,6 +259,16 @@ class CudaSource:
         return tuple(item for item in self.functions if item.is_kernel)
 
     @cached_property
+    def levels(self) -> int:
+        """Depth of the syntax tree."""
+        deepest, stack = 0, [(self.root, 1)]
+        while stack:
+            node, level = stack.pop()
+            deepest = max(deepest, level)
+            stack.extend((child, level + 1) for child in node.children)
+        return deepest
+
+    @cached_property
     def constants(self) -> Mapping[str, int]:
         """Integer `#define`s and file-scope constants, by name."""
         found: dict[str, int] = {}
@@ -470,6 +484,8 @@ class Site:
 
     def _polynomial(self, node: Node, depth: int) -> Polynomial:
         text = text_of(node)
+        if depth > MAX_DEPTH:  # nested beyond any index formula: the text itself stands for the value
+            return poly.atom("".join(text.split()))
         if node.type == "number_literal":
             value = integer(text)
             return poly.atom(text) if value is None else poly.constant(value)
@@ -484,19 +500,19 @@ class Site:
             left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
             operator = node.child_by_field_name("operator")
             if left is not None and right is not None and operator is not None:
-                a, b = self.polynomial(left, depth=depth), self.polynomial(right, depth=depth)
+                a, b = self.polynomial(left, depth=depth + 1), self.polynomial(right, depth=depth + 1)
                 return _combine(text_of(operator), a, b)
         if node.type == "unary_expression" and text.startswith("-"):
             argument = node.child_by_field_name("argument")
             if argument is not None:
-                return poly.add(poly.ZERO, self.polynomial(argument, depth=depth), sign=-1)
+                return poly.add(poly.ZERO, self.polynomial(argument, depth=depth + 1), sign=-1)
         if node.type == "subscript_expression":
             base, indices = node.child_by_field_name("argument"), node.child_by_field_name("indices")
             if base is not None and indices is not None and len(named(indices)) == 1:
-                inside = poly.canonical(self.polynomial(named(indices)[0], depth=depth))
+                inside = poly.canonical(self.polynomial(named(indices)[0], depth=depth + 1))
                 return poly.atom(f"{text_of(base)}[{inside}]")
         if node.type == "call_expression":
-            inside = ", ".join(poly.canonical(self.polynomial(item, depth=depth)) for item in call_arguments(node))
+            inside = ", ".join(poly.canonical(self.polynomial(item, depth=depth + 1)) for item in call_arguments(node))
             return poly.atom(f"{called(node)}({inside})")
         return poly.atom(re.sub(r"\s+", "", text))
 
@@ -508,7 +524,7 @@ class Site:
             return poly.atom(name)
         initial = local.initial
         expandable = (
-            depth < 12 and initial is not None and not local.is_pointer and not local.is_array
+            depth < MAX_DEPTH and initial is not None and not local.is_pointer and not local.is_array
             and local.scope.type != "for_statement" and initial.type != "initializer_list"
             and not contains(local.declarator, node) and not self.function.writes_to(local)
         )  # fmt: skip
@@ -649,10 +665,12 @@ class Site:
 
 
 def sites(kernel: Kernel) -> tuple[Site, ...]:
-    """Every launch of `kernel` whose function is in the text and parsed cleanly."""
-    if kernel.language != "cuda":
+    """Every launch of `kernel` whose function is in the text and parsed cleanly; none for very long or deep sources."""
+    if kernel.language != "cuda" or len(kernel.source) > MAX_EDITED_BYTES:
         return ()
     source = parse(kernel.source)
+    if source.levels > MAX_LEVELS:
+        return ()
     params = {name: int(value) for name, value in kernel.params.items() if isinstance(value, int)}
     constants = {**source.constants, **params}
     counts: dict[str, int] = {}
@@ -689,7 +707,7 @@ def _combine(operator: str, a: Polynomial, b: Polynomial) -> Polynomial:
         return poly.add(a, b)
     if operator == "-":
         return poly.add(a, b, sign=-1)
-    if operator == "*":
+    if operator == "*" and len(a) * len(b) <= MAX_TERMS:
         return poly.multiply(a, b)
     if operator == "<<" and q is not None and 0 <= q < 31:
         return poly.multiply(a, poly.constant(1 << q))

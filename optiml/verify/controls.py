@@ -18,7 +18,9 @@ Tolerances = Mapping[str, Tolerance | None]
 
 
 def passing_control(problem: Problem, cases: Sequence[tuple[Outputs, Tolerances]]) -> str | None:
-    """Name of a control that every case would accept, or None.
+    """Name of a control that every case would accept for some output, or None.
+
+    Each output is judged alone: right ones beside it do not make up for one that no kernel has to compute.
 
     Args:
         cases: for each case the expected outputs (float64 or integers) and their tolerances.
@@ -27,37 +29,36 @@ def passing_control(problem: Problem, cases: Sequence[tuple[Outputs, Tolerances]
     if not cases:
         return None
     controls: list[tuple[str, Callable[[str, Array], Array | None]]] = [
+        ("NaN everywhere", lambda name, array: np.full_like(array, np.nan) if array.dtype.kind == "f" else None),
         ("an all-zero output", lambda name, array: np.zeros_like(array)),
         ("one constant", lambda name, array: np.full_like(array, _first(cases, name))),
         ("the mean over all cases", lambda name, array: np.full_like(array, _mean(cases, name, array.dtype))),
         ("the first row everywhere", _first_row),
         ("rows in another order", _rotated_rows),
     ]
-    for label, control in controls:
-        if _passes(problem, cases, control):
-            return label
+    for name in problem.outputs:
+        for label, control in controls:
+            if _passes(problem.outputs[name].dtype, name, cases, control):
+                return label if len(problem.outputs) == 1 else f"{label} in {name}"
     return None
 
 
 def _passes(
-    problem: Problem,
-    cases: Sequence[tuple[Outputs, Tolerances]],
-    control: Callable[[str, Array], Array | None],
+    dtype: str, name: str, cases: Sequence[tuple[Outputs, Tolerances]], control: Callable[[str, Array], Array | None]
 ) -> bool:
     applied = False
     for outputs, tolerances in cases:
-        for name, expected in outputs.items():
-            if expected.size == 0:
-                continue
-            value = control(name, expected)
-            if value is None:
-                continue  # this control has no meaning for this case
-            applied = True
-            dtype = problem.outputs[name].dtype
-            with np.errstate(all="ignore"):
-                stored = from_float64(value, dtype) if is_float(dtype) else value
-            if not compare(stored, expected, dtype, tolerances[name]).ok:
-                return False
+        expected = outputs[name]
+        if expected.size == 0:
+            continue
+        value = control(name, expected)
+        if value is None:
+            continue  # this control has no meaning for this case
+        applied = True
+        with np.errstate(all="ignore"):
+            stored = from_float64(value, dtype) if is_float(dtype) else value
+        if not compare(stored, expected, dtype, tolerances[name]).ok:
+            return False
     return applied
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from optiml.errors import InvalidInput
-from optiml.expressions import evaluate, evaluate_float
+from optiml.expressions import evaluate, evaluate_float, names_in
 from optiml.problems.data import is_float
 from optiml.problems.problem import INT32_MAX, in_domain, named_distributions, names_of, satisfies
 from optiml.records import Axis, Distribution, Problem, Scalar, Workload
@@ -21,18 +23,23 @@ INTERESTING = (
 SINGLE_AXIS_REACH = 65537  # hidden sizes of one-axis problems go this far; of others twice the largest workload
 COST_REACH = 4.0  # times the cost of the dearest workload ...
 LEAST_COST_REACH = 3e5  # ... or this many operations or elements, whichever is more
+LONG_REACH = 4099  # sizes of one long axis beside short ones go at least this far
+LONG_CASES = 3  # at most so many of the hidden cases have one long axis and short ones
 HIDDEN_CASES = 9
 REDUCED_HIDDEN_CASES = 3
 REDUCED_VISIBLE_CASES = 4
+RUNS = 2  # of one load, each with fresh data
+MANY_RUNS = 6  # of the smallest hidden size: what counts its calls goes wrong late
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One set of sizes and distributions; `seed` is private."""
+    """One set of sizes and distributions; `seed` is private. `runs` are made of one load of the kernel."""
 
     workload: Workload
     hidden: bool
     seed: int
+    runs: int = RUNS
 
     def distribution(self) -> dict[str, str]:
         """Names of the distributions, as a verdict shows them."""
@@ -69,26 +76,58 @@ def _named(problem: Problem, workload: Workload) -> Workload:
 
 
 def hidden_cases(problem: Problem, rng: random.Random, *, reduced: bool) -> tuple[Case, ...]:
-    """Sizes the caller did not name, inside the domains and constraints; distributions that the problem names."""
+    """Sizes the caller did not name, inside the domains and constraints; distributions that the problem names.
+
+    The smallest size comes with each distribution: a wrong identity of a maximum shows only where few elements are
+    there to hide it. A domain without other sizes gives the caller's sizes with other data.
+    """
     wanted = REDUCED_HIDDEN_CASES if reduced else HIDDEN_CASES
     choices = {
         name: named_distributions(problem, name) for name, tensor in problem.inputs.items() if tensor.shape is not None
     }
     fixed = [name for name, specs in choices.items() if not specs]  # literal data only: its sizes cannot change
-    sizes = _hidden_sizes(problem, rng, 0 if fixed else wanted)
-    if fixed:
+    sizes = [] if fixed else _hidden_sizes(problem, rng, wanted)
+    if not sizes:
         sizes = [(dict(w.axes), dict(w.scalars)) for w in problem.workloads][:wanted]
+    turns = [(index, index) for index in range(len(sizes))]
+    smallest = min(range(len(sizes)), key=lambda i: _least_first(problem, *sizes[i]))
+    if not reduced and not fixed:
+        distributions = max((len(specs) for specs in choices.values()), default=1)
+        turns += [(smallest, turn) for turn in range(distributions) if turn != smallest % distributions]
     cases = []
-    for index, (axes, scalars) in enumerate(sizes):
+    for index, turn in turns:
+        axes, scalars = sizes[index]
         inputs: dict[str, str | Distribution] = {}
         for position, (name, specs) in enumerate(choices.items()):
-            if specs:
-                inputs[name] = specs[(index + position) % len(specs)] if index else specs[0]
-            else:
-                inputs[name] = problem.workloads[index].inputs[name]
-        workload = Workload(axes=axes, scalars=scalars, inputs=inputs)
-        cases.append(Case(workload=workload, hidden=True, seed=rng.getrandbits(63)))
+            inputs[name] = _in_turn(specs, turn, position) if specs else problem.workloads[index].inputs[name]
+        workload = Workload(axes=dict(axes), scalars=dict(scalars), inputs=inputs)
+        runs = MANY_RUNS if (index, turn) == (smallest, smallest) and not reduced else RUNS
+        cases.append(Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=runs))
     return tuple(cases)
+
+
+def _in_turn(specs: Sequence[str | Distribution], turn: int, position: int) -> str | Distribution:
+    return specs[(turn + position) % len(specs)] if turn else specs[0]
+
+
+def with_other_distributions(problem: Problem, case: Case) -> Iterator[Case]:
+    """The same sizes with each other choice of distributions: for references that are not finite on some data."""
+    choices = {name: named_distributions(problem, name) for name in case.workload.inputs}
+    for turn in range(max((len(specs) for specs in choices.values()), default=1)):
+        inputs = {
+            name: _in_turn(specs, turn, position) if specs else case.workload.inputs[name]
+            for position, (name, specs) in enumerate(choices.items())
+        }
+        if inputs != case.workload.inputs:
+            yield dataclasses.replace(case, workload=dataclasses.replace(case.workload, inputs=inputs))
+
+
+def _least_first(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> tuple[bool, float]:
+    """Sorts by cost, sizes at which some array is empty last."""
+    names = names_of(problem, axes, scalars)
+    tensors = (*problem.inputs.values(), *problem.outputs.values())
+    empty = any(evaluate(size, names) == 0 for tensor in tensors for size in tensor.shape or ())
+    return empty, cost(problem, Workload(axes=axes, scalars=scalars))
 
 
 def cost(problem: Problem, workload: Workload) -> float:
@@ -111,14 +150,14 @@ def _hidden_sizes(problem: Problem, rng: random.Random, wanted: int) -> list[tup
     limit = max(COST_REACH * max(cost(problem, w) for w in problem.workloads), LEAST_COST_REACH)
     seen = {tuple(sorted(w.axes.items())) for w in problem.workloads}
     found: list[tuple[dict[str, int], dict[str, Scalar]]] = []
-    scalars = [dict(w.scalars) for w in problem.workloads]
+    scalars = [dict(w.scalars) for w in (*problem.workloads, *problem.bench)]
     if not variable:
-        return [(dict(problem.workloads[i % len(scalars)].axes), scalars[i % len(scalars)]) for i in range(wanted)]
+        return [(dict(problem.workloads[0].axes), scalars[i % len(scalars)]) for i in range(wanted)]
     for attempt in range(60 * wanted):
         if len(found) == wanted:
             break
         given = scalars[attempt % len(scalars)]
-        axes = _proposal(problem, candidates, len(found), rng, attempt)
+        axes = _with_equalities(problem, _proposal(problem, candidates, len(found), rng, attempt), given)
         key = tuple(sorted(axes.items()))
         if key in seen or not _usable(problem, axes, given, limit):
             continue
@@ -130,12 +169,21 @@ def _hidden_sizes(problem: Problem, rng: random.Random, wanted: int) -> list[tup
 def _proposal(
     problem: Problem, candidates: Mapping[str, Sequence[int]], index: int, rng: random.Random, attempt: int
 ) -> dict[str, int]:
-    """Case 0 is the smallest; then each axis is drawn from its low, middle or high part in turn."""
+    """Case 0 is the smallest and case 1 a small one; then one axis after the other is long beside short ones; then each
+    axis is drawn from its low, middle or high part in turn.
+    """
     axes: dict[str, int] = {}
+    shift = rng.randrange(len(candidates)) if len(candidates) > LONG_CASES else 0
+    longs = [*candidates, *candidates][shift : shift + min(len(candidates), LONG_CASES)]
+    long = longs[index - 2] if 2 <= index < 2 + len(longs) and attempt < 40 else None
     workload = problem.workloads[attempt % len(problem.workloads)]
     for position, (name, values) in enumerate(candidates.items()):
         if index == 0 and attempt < 8:
             axes[name] = values[0]
+        elif name == long:
+            axes[name] = values[max(len(values) - 1 - rng.randrange(1 + attempt // 4), 0)]
+        elif index < 2 or long is not None:
+            axes[name] = values[rng.randrange(min(4, len(values)))] or values[min(1, len(values) - 1)]
         elif rng.random() < 0.25 and len(candidates) > 1:
             axes[name] = workload.axes[name]
         else:
@@ -145,13 +193,50 @@ def _proposal(
     return axes
 
 
+_EQUALITY = re.compile(r"\s*([^=<>!]+?)\s*==\s*([^=<>!]+?)\s*")
+
+
+def _with_equalities(problem: Problem, axes: dict[str, int], scalars: Mapping[str, Scalar]) -> dict[str, int]:
+    """The sizes with every axis that a constraint `axis == formula` ties to the others set to that formula.
+
+    Sizes drawn for each axis alone would almost never satisfy such a constraint.
+    """
+    for constraint in problem.constraints:
+        match = _EQUALITY.fullmatch(constraint) if isinstance(constraint, str) else None
+        if match is None or re.search(r"\b(and|or|not|if)\b", constraint):
+            continue
+        for name, formula in (match.groups(), match.groups()[::-1]):
+            if name in axes and name not in names_in(formula):
+                try:
+                    axes[name] = evaluate(formula, names_of(problem, axes, scalars))
+                except InvalidInput:  # a division by zero at these sizes: another draw may do
+                    continue
+                break
+    return axes
+
+
 def _usable(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar], limit: float) -> bool:
     if not satisfies(problem, axes, scalars):
         return False
     try:
-        return cost(problem, Workload(axes=axes, scalars=scalars)) <= limit and _no_negative(problem, axes, scalars)
+        return (
+            cost(problem, Workload(axes=axes, scalars=scalars)) <= limit
+            and _sum_length(problem, axes, scalars) <= _longest_sum(problem)
+            and _no_negative(problem, axes, scalars)
+        )
     except InvalidInput:
         return False
+
+
+def _sum_length(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> int:
+    return evaluate(problem.accumulation or 1, names_of(problem, axes, scalars))
+
+
+def _longest_sum(problem: Problem) -> int:
+    """How many terms one output of a hidden case may add up: they follow each other, however few outputs there are."""
+    single = sum(axis.type == "var" for axis in problem.axes.values()) == 1
+    workloads = max(_sum_length(problem, workload.axes, workload.scalars) for workload in problem.workloads)
+    return max(2 * workloads, SINGLE_AXIS_REACH if single else LONG_REACH)
 
 
 def _no_negative(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> bool:
@@ -162,7 +247,7 @@ def _no_negative(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str
 
 def _reach(problem: Problem, name: str, *, single: bool) -> int:
     largest = max(workload.axes[name] for workload in problem.workloads)
-    reach = max(2 * largest, SINGLE_AXIS_REACH) if single else max(2 * largest, 8)
+    reach = max(2 * largest, SINGLE_AXIS_REACH if single else LONG_REACH)
     domain = problem.axes[name].max
     return min(reach, INT32_MAX if domain is None else domain)
 
@@ -179,14 +264,14 @@ def _candidates(axis: Axis, reach: int) -> list[int]:
     return usable or [max(low, step)]
 
 
-def describe_domain(problem: Problem, cases: Sequence[Case]) -> str:
+def describe_domain(problem: Problem, tried: Sequence[Mapping[str, int]]) -> str:
     """For example `n: 14 sizes in 1..65537`."""
     parts = []
     for name, axis in problem.axes.items():
         if axis.type == "const":
             parts.append(f"{name}: always {axis.value}")
             continue
-        sizes = sorted({case.workload.axes[name] for case in cases if name in case.workload.axes})
+        sizes = sorted({axes[name] for axes in tried if name in axes})
         if sizes:
             span = f"{sizes[0]}..{sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
             parts.append(f"{name}: {len(sizes)} size{'s' if len(sizes) > 1 else ''} in {span}")

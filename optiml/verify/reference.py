@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optiml.errors import InvalidInput, SetupError, WorkerDied, WorkerTimeout
-from optiml.problems.data import array_shape, is_float, raw, to_float64
+from optiml.problems.data import array_shape, is_float, raw, storage_dtype, to_float64
 from optiml.problems.problem import builtin_names, load_builtin, names_of
 from optiml.process import Worker
 from optiml.records import Problem, Workload
@@ -98,17 +98,32 @@ class References:
         self._worker.close()
 
 
+def _fits(array: Array, dtype: str) -> bool:
+    limits = np.iinfo(storage_dtype(dtype))
+    least, most = (0, 1) if dtype == "bool" else (int(limits.min), int(limits.max))
+    return least <= int(array.min()) and int(array.max()) <= most
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [extent for extent in shape if extent != 1]
+
+
 def _named(
     problem: Problem, shapes: Mapping[str, tuple[int, ...]], blobs: list[memoryview], facts: list[Mapping[str, Any]]
 ) -> dict[str, Array]:
     arrays = {}
     for (name, tensor), blob, fact in zip(problem.outputs.items(), blobs, facts, strict=True):
         array = np.frombuffer(blob, dtype=np.dtype(fact["dtype"]))
-        if array.size != int(np.prod(shapes[name], dtype=np.int64)):
+        if _without_ones(fact["shape"]) != _without_ones(shapes[name]):
             raise InvalidInput(
                 f"the reference of {problem.name} gives {name} the shape {tuple(fact['shape'])}, not {shapes[name]}"
             )
         if not is_float(tensor.dtype) and array.dtype.kind == "f" and not np.array_equal(array, np.rint(array)):
             raise InvalidInput(f"the reference of {problem.name} gives fractions for the integer output {name}")
+        if not is_float(tensor.dtype) and array.size and not _fits(array, tensor.dtype):
+            raise InvalidInput(
+                f"the reference of {problem.name} gives {name} values that {tensor.dtype} cannot hold: wrap or clip "
+                "them, or declare a wider dtype"
+            )
         arrays[name] = array.reshape(shapes[name])
     return arrays

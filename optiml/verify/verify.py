@@ -50,14 +50,14 @@ from optiml.verify.compare import (
 )
 from optiml.verify.controls import passing_control
 from optiml.verify.explain import next_action, summary
-from optiml.verify.inputs import Case, describe_domain, hidden_cases, visible_cases
+from optiml.verify.inputs import Case, describe_domain, hidden_cases, visible_cases, with_other_distributions
 from optiml.verify.reference import References
 
 Array = NDArray[Any]
 REASON_ORDER: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
+MAX_WORKSPACE_BYTES = 1 << 29  # at the sizes of a verification
 FEW_ELEMENTS = 64  # outputs smaller than this get their magnitude from several seeds
 MAGNITUDE_SEEDS = 8
-RUNS_PER_CASE = 2
 
 
 class CompilerLike(Protocol):
@@ -171,6 +171,10 @@ class Verifier:
                 for case in group:
                     outcome = self._run_case(kernel, problem, build, case, rng)
                     if outcome is None:
+                        others = with_other_distributions(problem, case)
+                        tried = (self._run_case(kernel, problem, build, other, rng) for other in others)
+                        outcome = next((item for item in tried if item is not None), None)
+                    if outcome is None:
                         continue
                     outcomes.append(outcome)
                     if outcome.failure is not None and (reduced or _ends_the_process(outcome.failure)):
@@ -187,7 +191,7 @@ class Verifier:
             detail = "the device's process ended without an answer; nothing is known of the kernel"
             return self._verdict(kernel, problem, "unverified", None, detail, started, build=build, warnings=warnings)
         cases = tuple(outcome.result for outcome in outcomes)
-        domain = describe_domain(problem, [*visible, *hidden][: len(outcomes)])
+        domain = describe_domain(problem, [outcome.result.axes for outcome in outcomes])
         failures = [(outcome.failure, outcome.result.hidden) for outcome in outcomes if outcome.failure is not None]
         levels: tuple[Level, ...] = ("L0",) if level == "L0" or reduced else ("L0", "L1")
         if failures:
@@ -207,6 +211,15 @@ class Verifier:
                 mismatch=failure.mismatch,
                 fault=failure.fault,
             )
+        if hidden and not any(outcome.result.hidden for outcome in outcomes):
+            detail = (
+                f"the reference of {problem.name} is not finite at any hidden size; name distributions in its "
+                "workloads on which it is"
+            )
+            return self._verdict(
+                kernel, problem, "unverified", None, detail, started,
+                build=build, warnings=warnings, cases=cases, domain=domain, levels=("L0",),
+            )  # fmt: skip
         if level == "L2":
             detail = (
                 f"{self._device.info.name} gives L0 and L1, which passed; L2 needs race and initialisation checks "
@@ -230,11 +243,16 @@ class Verifier:
             plan = resolve_plan(kernel, build, problem, case.workload, self._device.info)
         except BadLaunch as error:
             return self._failed(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
+        scratch = sum(array.nbytes for array in plan.arrays.values() if array.role == "workspace")
+        if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
+            raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
         prepared = self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
         try:
             result = self._device.run(build, plan, prepared.contents, timeout_s=self._timeout_s)
+        except InvalidInput as error:  # the device refused: more threads than its launch bounds, too large a global
+            return self._failed(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
         except KernelFault as error:
             reason: Reason = "timed_out" if error.fault.kind == "timed_out" else "fault"
             if error.fault.kind == "race":
@@ -283,7 +301,7 @@ class Verifier:
     def _prepare(self, problem: Problem, plan: Plan, case: Case, rng: random.Random) -> _Prepared | None:
         """Fresh data for every run of a case, with a different poison in each."""
         contents, expectations, tolerances = [], [], []
-        for run in range(RUNS_PER_CASE):
+        for run in range(case.runs):
             inputs = draw(problem, case.workload, seed=case.seed + run)
             expected, same_dtype = self._expect(problem, case.workload, inputs)
             if case.hidden and not _all_finite(problem, expected, same_dtype):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ import numpy as np
 import nvidia
 from cuda.bindings import nvrtc
 
-from optiml.ptx import LaunchResult, Limits, Machine, Module, parse
+from optiml.errors import Fault, KernelFault
+from optiml.ptx import LaunchResult, Limits, Machine, Module, engine_name, parse
 
 DATA = Path(__file__).parent / "data"
 INCLUDE = Path(next(iter(nvidia.__path__))) / "cu13" / "include"
 NO_LIMITS = Limits()
+CHECKS = frozenset({"race", "uninitialised"})
 
 # What the corpus needs of the C library headers; NVRTC has none.
 HEADERS = {
@@ -41,11 +43,11 @@ def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     if status:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = bytes(size)
+        log = bytearray(size)
         nvrtc.nvrtcGetProgramLog(program, log)
         raise AssertionError(log.decode())
     _, size = nvrtc.nvrtcGetPTXSize(program)
-    text = bytes(size)
+    text = bytearray(size)
     nvrtc.nvrtcGetPTX(program, text)
     return text.rstrip(b"\0").decode()
 
@@ -85,6 +87,57 @@ def triple(size: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def launch(
+    module: Module, kernel: str, *args: Any, same: bool = True, clean: bool = True, **options: Any
+) -> Launched:
+    """Launch on a fresh machine, and once more on the numpy engine if the native one ran it.
+
+    Both must leave the same bytes and counters, or report the same fault; `same` False is for kernels whose threads
+    race on purpose (locks, floating-point atomics), whose results may differ from one schedule to another. `clean`
+    kernels must also pass every check without an alarm.
+    """
+    try:
+        launched = launch_once(module, kernel, *args, **options)
+    except KernelFault as error:
+        if engine_name() == "native":
+            compare_fault(error.fault, lambda: launch_once(module, kernel, *args, engine="numpy", **options), same)
+        raise
+    if launched.result.engine == "native":
+        if clean:
+            launch_once(module, kernel, *args, checks=CHECKS, **options)
+        counting = {**options, "count": True}
+        other = launch_once(module, kernel, *args, engine="numpy", **counting)
+        if same:
+            counted = launch_once(module, kernel, *args, **counting)
+            for mine, again, theirs in zip(launched.arrays, counted.arrays, other.arrays, strict=True):
+                assert same_bits(mine, theirs), "the two engines disagree"
+                assert same_bits(mine, again), "counting changed the result"
+            assert counted.result.counters == other.result.counters
+            assert sorted(launched.result.printf.split("\n")) == sorted(other.result.printf.split("\n"))
+    return launched
+
+
+def compare_fault(mine: Fault, run: Callable[[], Any], same: bool) -> None:
+    """The numpy engine must raise a fault of the same kind, at the same place if `same`."""
+    try:
+        run()
+    except KernelFault as error:
+        theirs = error.fault
+    else:
+        raise AssertionError(f"only the native engine reports {mine}")
+    assert mine.kind == theirs.kind
+    if same and mine.kind != "timed_out":
+        assert mine == theirs
+
+
+def same_bits(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> bool:
+    """Bit-equal; any NaN equals any other."""
+    if mine.dtype.kind != "f":
+        return np.array_equal(mine, theirs)
+    bits = np.dtype(f"u{mine.dtype.itemsize}")
+    return bool(np.all((mine.view(bits) == theirs.view(bits)) | (np.isnan(mine) & np.isnan(theirs))))
+
+
+def launch_once(
     module: Module,
     kernel: str,
     grid: int | tuple[int, ...],
@@ -94,13 +147,15 @@ def launch(
     count: bool = False,
     blocks: Sequence[int] | None = None,
     limits: Limits = NO_LIMITS,
+    checks: frozenset[str] = frozenset(),
+    engine: str = "auto",
 ) -> Launched:
     """Launch once on a fresh machine.
 
     Arrays become allocations, numbers scalars, bytes by-value structs; a callable is given the machine and the list
     of placed arrays and returns the bytes of its parameter.
     """
-    machine = Machine()
+    machine = Machine(engine=engine)
     loaded = machine.load(module)
     function = module.kernels[kernel]
     encoded: list[bytes] = []
@@ -123,7 +178,7 @@ def launch(
                 encoded.append(np.array(value, dtype).tobytes())
     result = machine.launch(
         loaded, kernel, grid=triple(grid), block=triple(block), shared_bytes=shared_bytes, args=encoded, count=count,
-        blocks=blocks, limits=limits,
+        blocks=blocks, limits=limits, checks=checks,
     )  # fmt: skip
     arrays = [machine.memory(a).view(v.dtype).reshape(v.shape).copy() for a, v in placed]
     return Launched(arrays, result)

@@ -209,7 +209,7 @@ def test_packing_pairs_of_floats(c: Run) -> None:
 
 
 def test_uninitialised_shared_memory_is_not_zero(c: Run) -> None:
-    got = c("k_uninit", 1, 64, zeros(64)).arrays[0]
+    got = c("k_uninit", 1, 64, zeros(64), clean=False).arrays[0]
     assert (got[:32] == 1).all()
     assert np.isnan(got[32:]).all()
 

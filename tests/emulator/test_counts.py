@@ -195,7 +195,7 @@ def test_random_bank_conflicts_match_a_direct_count() -> None:
     body = """.shared .align 4 .b8 s[2048]; mov.u32 %r1, s; mad.lo.u32 %r1, %x0, 4, %r1; st.shared.u32 [%r1], %x0;
     setp.lt.u32 %p1, %x0, 256; mov.u32 %y, 0; @%p1 ld.shared.u32 %y, [%r1];"""
     text = snippet(body, [index], U32)
-    c = launch(parse(text), "k", 1, 250, index, zeros(250, dtype=U32), count=True).counters
+    c = launch(parse(text), "k", 1, 250, index, zeros(250, dtype=U32), count=True, clean=False).counters
 
     def wavefronts(words: Any) -> int:
         words = np.unique(words)

@@ -53,6 +53,37 @@ def test_wild_pointers(address: str, kind: str, words: str) -> None:
     assert words in found.detail
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("space", ["global", "shared", "shared64", "local"])
+@pytest.mark.parametrize("write", [False, True])
+def test_nothing_just_outside_is_reachable(size: int, blocks: int, space: str, write: bool) -> None:
+    register = {"global": "%rd1", "shared": "%r1", "shared64": "%rd1", "local": "%rd1"}[space]
+    start = {
+        "global": "ld.param.u64 %rd1, [p0];",
+        "shared": "mov.u32 %r1, s;",
+        "shared64": "mov.u64 %rd1, s;",
+        "local": "mov.u64 %rd1, l;",
+    }[space]
+    kind = "b64" if size == 8 else "b32" if size == 4 else "b16"
+    name = "%rd2" if size == 8 else "%r2" if size == 4 else "%h2"
+    opcode = f"{'st' if write else 'ld'}.{space.removesuffix('64')}.u{8 * size}"
+    for offset, fails in ((-size, True), (0, False), (64 - size, False), (64, True)):
+        place = f"[{register}+{offset}]"
+        access = f"{opcode} {place}, {name};" if write else f"{opcode} {name}, {place};"
+        body = f".shared .align 8 .b8 s[64]; .local .align 8 .b8 l[64]; mov.{kind} {name}, 0; {start} {access}"
+        x = np.zeros(64 * blocks, np.uint8)
+        text = snippet(f"{body} mov.u16 %y, 0;", [x[:64]], np.uint8)
+
+        def run(text: str = text, x: Any = x) -> Any:
+            return launch(parse(text), "k", blocks, 32, x[:64], x, clean=False)  # reads what nothing has written
+
+        if fails:
+            assert fault(run).kind == "out_of_bounds", offset
+        else:
+            run()
+
+
 def test_only_the_thread_that_errs_is_named() -> None:
     body = ".loc 1 5 1\nmad.wide.u32 %rd1, %x0, 4, %base1; ld.global.u32 %y, [%rd1];"
     index = np.zeros(300, U32)

@@ -95,6 +95,13 @@ def test_literal_values_must_fill_the_array() -> None:
         draw(record, workload, seed=0)
 
 
+@pytest.mark.parametrize("values", [[[1], 2, 3], [1, "a", 3], [2**70, 1, 2]])
+def test_literal_values_that_are_no_plain_numbers_are_refused(values: list[object]) -> None:
+    record, workload = problem({"values": values}, shape=(3,))
+    with pytest.raises(InvalidInput, match="literal value"):
+        draw(record, workload, seed=0)
+
+
 def test_a_pickled_npy_file_is_refused(tmp_path: object) -> None:
     path = f"{tmp_path}/x.npy"
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)

@@ -44,7 +44,7 @@ def compile_log(kernel: Kernel) -> str:
     if error == nvrtc.nvrtcResult.NVRTC_SUCCESS:
         return ""
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = bytearray(size)  # bytes would be written to in place, even the one-byte ones that all share
     nvrtc.nvrtcGetProgramLog(program, log)
     return log.decode()
 
@@ -214,6 +214,64 @@ extern "C" __global__ void spmv(const int* ptr, const int* col, const float* val
     (proposal,) = proposals("row_per_warp", context(kernel, rows_problem()))
     has_all(proposal.kernel, ("for (int j = ptr[row] + lane; j < ptr[row + 1]; j += 32)", "if (lane == 0)"))
     assert compile_log(proposal.kernel) == ""
+
+
+@pytest.mark.parametrize(
+    "walk",
+    [
+        "const float* end = p + C;\n    while (p < end) s += *p++;",
+        "const float* end = p + C;\n    while (p != end) { float v = *(p++); s += v; }",
+        "for (int k = 0; k < C; ++k) s += *p++;",
+    ],
+)
+def test_rows_walked_with_a_pointer_are_shared(walk: str) -> None:
+    old = "for (int c = 0; c < C; ++c) s += x[r * C + c];"
+    assert old in row_sum_kernel().source
+    source = row_sum_kernel().source.replace(old, f"const float* p = x + r * C;\n    {walk}")
+    (proposal,) = proposals("row_per_warp", context(row_sum_kernel(source), rows_problem()))
+    assert re.search(r"= lane; \w+ < .*; \w+ \+= 32\)", proposal.kernel.source)
+    assert "*p++" not in proposal.kernel.source
+    assert compile_log(proposal.kernel) == ""
+
+
+@pytest.mark.parametrize("walk", ["if (s < 1.f) s += *p++; else s -= 1.f;", "s += *p++ * *p;", "s += *p++; p++;"])
+def test_pointers_that_move_unevenly_are_left_alone(walk: str) -> None:
+    source = row_sum_kernel().source.replace(
+        "for (int c = 0; c < C; ++c) s += x[r * C + c];",
+        f"const float* p = x + r * C;\n    for (int c = 0; c < C; ++c) {{ {walk} }}",
+    )
+    assert proposals("row_per_warp", context(row_sum_kernel(source), rows_problem())) == []
+
+
+ONLINE = """\
+extern "C" __global__ void row_sum(const float* x, float* y, int R, int C) {
+    int r = blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= R) return;
+    float m = -1e30f, d = 0.0f;
+    for (int c = 0; c < C; ++c) {
+        float n = fmaxf(m, x[r * C + c]);
+        d = d * expf(m - n) + expf(x[r * C + c] - n);
+        m = n;
+    }
+    y[r] = m + logf(d);
+}
+"""
+
+
+def test_a_running_maximum_with_its_sum_is_folded_as_a_pair() -> None:
+    for edit in ("row_per_warp", "row_per_block"):
+        (proposal,) = proposals(edit, context(row_sum_kernel(ONLINE), rows_problem()))
+        has_all(proposal.kernel, ("d = (m == both ? d : d * expf(m - both)) + (other_top == both ?", "m = both;"))
+        assert compile_log(proposal.kernel) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("expf(m - n)", "expf(n - m)"), ("d = 0.0f", "d = 1.0f"), ("m = n;", "m = n + 1.f;")]
+)
+def test_pairs_that_do_not_rescale_are_left_alone(old: str, new: str) -> None:
+    assert old in ONLINE
+    where = context(row_sum_kernel(ONLINE.replace(old, new)), rows_problem())
+    assert proposals("row_per_warp", where) == []
 
 
 def test_a_row_that_has_a_block_of_one_thread_gets_more_threads() -> None:

@@ -127,6 +127,19 @@ def test_a_change_of_the_binding_term_scores_more_than_one_of_another() -> None:
     assert addresses(fewer_instructions, profile(terms={"dram": 100.0, "issue": 1.0})) is False
 
 
+@pytest.mark.parametrize("joint", [" + ", " && ", " * ", "((", " * (r + c + R + C + s) * "])
+def test_source_nested_beyond_reason_is_judged_and_searched_all_the_same(joint: str) -> None:
+    expression = "(" * 3000 + "c" + ")" * 3000 if joint == "((" else joint.join(["c"] * 3000)
+    deep = row_sum_kernel(ROW_SUM.replace("x[r * C + c]", f"x[r * C + ({expression})]"))
+    assert judged(row_sum_kernel(), deep).score >= 0.0
+    propose(context(deep, rows_problem(), profile=LSU_BOUND), edits_named(None), seed="1")
+
+
+def test_a_very_long_source_gets_no_edits() -> None:
+    long = row_sum_kernel(ROW_SUM + "// " + "x" * 100_000)
+    assert not propose(context(long, rows_problem(), profile=LSU_BOUND), edits_named(None), seed="1")
+
+
 def test_scores_stay_between_zero_and_one() -> None:
     assert 0.0 <= score_expected((down(LOAD_SECTORS, 1e-9),), LSU_BOUND) <= 1.0
     assert score_expected((), LSU_BOUND, risks=("a",) * 20) == 0.0

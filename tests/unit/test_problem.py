@@ -33,6 +33,10 @@ SCALE: dict[str, Any] = {
 }
 
 
+INTEGERS_BEYOND_64_BITS = {"distribution": "integers", "low": 0, "high": 10**30}
+INTEGERS_BEYOND_INT8 = {"distribution": "integers", "low": 0, "high": 1000}
+
+
 def problem(**changes: object) -> Problem:
     return check_problem(decode(Problem, {**SCALE, **changes}, what="problem"))
 
@@ -62,6 +66,24 @@ def test_a_sound_problem_passes_unchanged() -> None:
         ({"name": "../evil"}, "usable name"),
         ({"tolerance": {"rtol": -1.0, "atol": 0.0}}, "negative"),
         ({"flops": "q"}, "flops"),
+        (
+            {"workloads": [{"axes": {"n": 4}, "scalars": {"a": 1.0}, "inputs": {"x": INTEGERS_BEYOND_64_BITS}}]},
+            "holds integers from",
+        ),
+        (
+            {
+                "inputs": {"x": {"dtype": "int8", "shape": ["n", "k"]}, "a": {"dtype": "float32", "shape": None}},
+                "workloads": [{"axes": {"n": 4}, "scalars": {"a": 1.0}, "inputs": {"x": INTEGERS_BEYOND_INT8}}],
+            },
+            "int8 holds integers from -128 to 127",
+        ),
+        (
+            {
+                "inputs": {"x": {"dtype": "float32", "shape": ["n", "k"]}, "a": {"dtype": "int8", "shape": None}},
+                "workloads": [{"axes": {"n": 4}, "scalars": {"a": 300}}],
+            },
+            "scalar a = 300 is no int8",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_problem_is_named(changes: dict[str, object], message: str) -> None:

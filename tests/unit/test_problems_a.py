@@ -271,7 +271,7 @@ def compiler_log(source: str, definitions: Mapping[str, int]) -> str | None:
     options += [f"-I{folder}" for header in HEADERS for folder in (header, header / "cccl")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     _, length = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * length
+    log = bytearray(length)  # bytes would be written to in place, even the one-byte ones that all share
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)
     return None if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else log.decode()

@@ -2,6 +2,7 @@ import contextlib
 import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -399,6 +400,7 @@ def test_a_program_that_is_stopped_takes_its_whole_group_along(how: str) -> None
     remove_folder(str(folder))
 
 
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="needs setsid of util-linux")
 def test_a_program_cannot_leave_its_process_group() -> None:
     finished = run(["setsid", "sleep", "1000"], policy=PROCESSES, timeout_s=SOON_S)
     assert finished.exit_code != 0

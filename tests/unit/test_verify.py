@@ -104,6 +104,80 @@ def test_a_result_remembered_from_the_first_run_is_state(bench: Workbench) -> No
     assert (found.status, found.reason) == ("rejected", "state_across_runs")
 
 
+def test_a_kernel_that_counts_its_calls_and_stops_late_is_state(bench: Workbench) -> None:
+    source = (
+        "__device__ int calls;\n"
+        'extern "C" __global__ void k(const float* x, float* y, int n) {'
+        " int i = blockIdx.x * 256 + threadIdx.x; if (i < n) y[i] = calls >= 4 ? 0.0f : fabsf(x[i]); }\n"
+        'extern "C" __global__ void count() { calls++; }\n'
+    )
+    launches = [
+        {"kernel": "k", "grid": ["ceil_div(n, 256)"], "block": [256], "args": ["x", "y", "n"]},
+        {"kernel": "count", "grid": [1], "block": [1], "args": []},
+    ]
+    found = bench.verify({"source": source, "launches": launches}, ABS, seed=3)
+    assert (found.status, found.reason) == ("rejected", "state_across_runs")
+
+
+@pytest.mark.parametrize(("identity", "status"), [("-INFINITY", "accepted"), ("-0.005f", "rejected")])
+def test_an_identity_that_is_not_low_enough_for_a_maximum_is_found(
+    bench: Workbench, identity: str, status: str
+) -> None:
+    rows = {
+        "name": "row_max",
+        "axes": {"r": {"type": "var", "min": 1}, "c": {"type": "var", "min": 1}},
+        "inputs": {"x": {"dtype": "float32", "shape": ["r", "c"]}},
+        "outputs": {"y": {"dtype": "float32", "shape": ["r"]}},
+        "reference": "def run(x):\n    return x.max(axis=1)",
+        "workloads": [{"axes": {"r": 4, "c": 33}}, {"axes": {"r": 7, "c": 100}}],
+    }
+    source = (
+        'extern "C" __global__ void k(const float* x, float* y, int r, int c) {'
+        f" int i = blockIdx.x * 64 + threadIdx.x; if (i >= r) return; float m = {identity};"
+        " for (int j = 0; j < c; j++) m = fmaxf(m, x[i * c + j]); y[i] = m; }"
+    )
+    launch = {"kernel": "k", "grid": ["ceil_div(r, 64)"], "block": [64], "args": ["x", "y", "r", "c"]}
+    assert bench.verify({"source": source, "launches": [launch]}, rows, seed=3).status == status
+
+
+def test_hidden_sizes_are_not_given_up_for_data_on_which_the_reference_is_not_finite(bench: Workbench) -> None:
+    root = {
+        **ABS,
+        "name": "root",
+        "reference": "def run(x):\n    return np.sqrt(x)",
+        "workloads": [{"axes": {"n": 256}, "inputs": {"x": "uniform"}}, {"axes": {"n": 1000}}],
+    }
+    found = verdict(bench, "if (i < n) y[i] = sqrtf(x[i]);", root)
+    assert found.status == "accepted"
+    assert sum(case.hidden for case in found.cases) >= 9
+    never = {**root, "name": "never", "workloads": [{"axes": {"n": 256}, "inputs": {"x": "normal"}}]}
+    found = verdict(bench, "if (i < n) y[i] = sqrtf(x[i]);", never)
+    assert (found.status, found.reason) == ("unverified", None)
+    assert "not finite at any hidden size" in (found.detail or "")
+
+
+def test_a_launch_beyond_the_bounds_of_its_kernel_is_a_bad_launch(bench: Workbench) -> None:
+    source = (
+        'extern "C" __global__ void __launch_bounds__(64) k(const float* x, float* y, int n) {'
+        " int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] = fabsf(x[i]); }"
+    )
+    launch = {"kernel": "k", "grid": ["ceil_div(n, 256)"], "block": [256], "args": ["x", "y", "n"]}
+    found = bench.verify({"source": source, "launches": [launch]}, ABS, seed=3)
+    assert (found.status, found.reason) == ("rejected", "bad_launch")
+
+
+def test_a_workspace_too_large_to_poison_leaves_the_kernel_unverified(bench: Workbench) -> None:
+    space = {"w": {"dtype": "float32", "shape": [1 << 31]}}
+    found = verdict(bench, "if (i < n) y[i] = fabsf(x[i]);", workspace=space)
+    assert (found.status, found.reason) == ("unverified", None)
+
+
+def test_sizes_that_the_embedded_device_cannot_run_are_refused(bench: Workbench) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        verdict(bench, "", {**ABS, "workloads": [{"axes": {"n": 10**9}}]})
+    assert caught.value.code == "too_large"
+
+
 def test_a_kernel_that_fails_only_on_the_second_data_has_no_state(bench: Workbench) -> None:
     one = {**ABS, "name": "one", "workloads": [{"axes": {"n": 1}}, {"axes": {"n": 2}}]}
     reasons = {bench.verify(kernel(IDENTITY), one, seed=seed).reason for seed in range(6)}

@@ -278,6 +278,13 @@ def with_reference(source: str) -> Problem:
     )  # fmt: skip
 
 
+def test_integers_that_the_output_cannot_hold_are_the_references_mistake(references: References) -> None:
+    problem = with_reference("def run(x):\n    return np.rint(x) * 100")
+    narrow = dataclasses.replace(problem, outputs={"y": dataclasses.replace(problem.outputs["y"], dtype="int8")})
+    with pytest.raises(InvalidInput, match="int8 cannot hold"):
+        references.expected(narrow, narrow.workloads[0], {"x": np.arange(4, dtype=np.float32)})
+
+
 def run(references: References, source: str) -> Any:
     problem = with_reference(source)
     return references.expected(problem, problem.workloads[0], {"x": np.arange(4, dtype=np.float32)})
@@ -300,6 +307,10 @@ def test_a_reference_computes_in_float64_and_again_in_the_declared_dtype(referen
         ("def run(x):\n    return open('/etc/passwd').read()", "Permission"),
         ("def run(x):\n    import socket\n    socket.socket()", "failed"),
         ("def run(x):\n    import os\n    os.fork()", "failed"),
+        ("def run(x):\n    return x.reshape(2, 2)", "shape"),
+        ("def run(x):\n    return 'text'", "no array of real numbers"),
+        ("def run(x):\n    return x * 1j", "no array of real numbers"),
+        ("def run(x):\n    raise ValueError(np.__file__)", "ValueError: <path> "),
         ("def run(x):\n    return x, x", "2 arrays for 1 outputs"),
         ("def run(", "SyntaxError"),
         ("import sys; sys.exit(1)\ndef run(x): pass", "SystemExit"),

@@ -15,18 +15,15 @@ from optiml.search.edit import (
     down,
     up,
 )
-from optiml.search.rows import divide, row_kernel
+from optiml.search.rows import divide, row_kernels
 
 
 def propose(context: EditContext) -> Iterator[Proposal]:
     """Kernels in which each thread walks a contiguous row; folds are finished in shared memory."""
-    for site in context.sites:
-        kernel = row_kernel(site)
-        if kernel is None:
-            continue
+    for where, kernel in row_kernels(context):
         stores = any(item.stored for item in kernel.loops)
         yield Proposal(
-            kernel=divide(context, kernel, "block"),
+            kernel=divide(where, kernel, "block"),
             rationale="A block walks each row together, so its threads read neighbouring columns and many more "
             "loads are in flight",
             expected=(

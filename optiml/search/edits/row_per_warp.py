@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optiml.search.edit import LOAD_REQUESTS, LOAD_SECTORS, STORE_SECTORS, Edit, EditContext, Proposal, down
-from optiml.search.rows import divide, row_kernel
+from optiml.search.rows import divide, row_kernels
 
 
 def propose(context: EditContext) -> Iterator[Proposal]:
     """Kernels in which each thread walks a contiguous row; the folds are finished with warp shuffles."""
-    for site in context.sites:
-        kernel = row_kernel(site)
-        if kernel is None:
-            continue
+    for where, kernel in row_kernels(context):
         stores = any(item.stored for item in kernel.loops)
         yield Proposal(
-            kernel=divide(context, kernel, "warp"),
+            kernel=divide(where, kernel, "warp"),
             rationale="A warp walks each row together, so its lanes read neighbouring columns in one request "
             "instead of columns 32 rows apart",
             expected=(

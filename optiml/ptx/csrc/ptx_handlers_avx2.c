@@ -1,0 +1,8 @@
+/* The generated handlers for x86-64 with AVX2 and FMA. */
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,bmi,bmi2,lzcnt,popcnt")
+#define _POSIX_C_SOURCE 200809L
+#define NAME(x) x##_avx2
+#include "core.inc"
+#include "handlers.inc"
+#endif
