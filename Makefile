@@ -1,4 +1,4 @@
-.PHONY: check test gpu bench
+.PHONY: check test gpu bench conformance inspector bench-mcp soak
 check:
 	ruff check .
 	ruff format --check optiml optiml_mcp tools tests
@@ -9,3 +9,13 @@ gpu:
 	pytest -m gpu
 bench:
 	python tools/bench_ptx.py --json
+# The npm suites of MCP; they skip with a reason where npm is missing. Packages are kept in build/node.
+conformance:
+	python tools/conformance.py --folder build/node
+inspector:
+	python tools/inspector.py --folder build/node
+# Cold start and cached answers; needs a quiet machine for the wall clock.
+bench-mcp:
+	python tools/bench_mcp.py --json benchmarks/mcp_speed.json
+soak:
+	python tools/soak_mcp.py --calls 1000 --clients 8 --json benchmarks/mcp_soak.json

@@ -129,7 +129,28 @@ class Evaluator:
         warnings: tuple[str, ...] = (),
     ) -> Verdict:
         """A verdict, from the store where the same question was answered before with fresh seeds."""
-        key = cache_key(
+        found = self.known_verdict(kernel, problem, level=level, seed=seed, arch=arch)
+        if found is not None:
+            return found
+        verdict = self._verifier.verify(
+            kernel, problem, level=level, seed=seed, build=self.build(kernel, arch=arch), warnings=warnings
+        )
+        if _repeatable(verdict):
+            key = self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch)
+            self._store.put(key, encode(verdict))
+        return verdict
+
+    def known_verdict(
+        self, kernel: Kernel, problem: Problem, *, level: Level = "L1", seed: int | None = None, arch: str | None = None
+    ) -> Verdict | None:
+        """The verdict that the store holds, if it does; nothing is run."""
+        found = self._store.get(self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch))
+        return None if found is None else dataclasses.replace(restore(Verdict, found), cached=True)
+
+    def _verdict_key(
+        self, kernel: Kernel, problem: Problem, *, level: Level, seed: int | None, arch: str | None
+    ) -> str:
+        return cache_key(
             "verdict",
             kernel=kernel_id(kernel),
             problem=problem_digest(problem),
@@ -139,15 +160,6 @@ class Evaluator:
             device=encode(self.device.info),
             compiler=self._compiler.version,
         )
-        found = self._store.get(key)
-        if found is not None:
-            return dataclasses.replace(restore(Verdict, found), cached=True)
-        verdict = self._verifier.verify(
-            kernel, problem, level=level, seed=seed, build=self.build(kernel, arch=arch), warnings=warnings
-        )
-        if _repeatable(verdict):
-            self._store.put(key, encode(verdict))
-        return verdict
 
     def profile(
         self,
@@ -162,8 +174,30 @@ class Evaluator:
         Raises:
             NotAccepted: the kernel is not accepted at L0.
         """
+        found = self.known_profile(kernel, problem, metrics=metrics)
+        if found is not None:
+            return found
+        if verdict is None:
+            verdict = self.verify(kernel, problem, level="L0")
+        build = self.build(kernel)
+        if verdict.status != "accepted" or isinstance(build, CompileFailure):
+            raise NotAccepted(f"{verdict.reason or verdict.status}: {verdict.detail}")
         bench = problem.bench or problem.workloads[-1:]
-        key = cache_key(
+        profile = self._profiler.profile(
+            kernel, build, problem, self.device, bench=bench, metrics=metrics, timeout_s=PROFILE_TIMEOUT_S
+        )
+        self._store.put(self._profile_key(kernel, problem, metrics), encode(profile))
+        return profile
+
+    def known_profile(
+        self, kernel: Kernel, problem: Problem, *, metrics: Sequence[str] | None = None
+    ) -> Profile | None:
+        """The profile that the store holds, if it does; nothing is run."""
+        found = self._store.get(self._profile_key(kernel, problem, metrics))
+        return None if found is None else dataclasses.replace(restore(Profile, found), cached=True)
+
+    def _profile_key(self, kernel: Kernel, problem: Problem, metrics: Sequence[str] | None) -> str:
+        return cache_key(
             "profile",
             kernel=kernel_id(kernel),
             problem=problem_digest(problem),
@@ -172,19 +206,6 @@ class Evaluator:
             compiler=self._compiler.version,
             profiler=self._profiler.version,
         )
-        found = self._store.get(key)
-        if found is not None:
-            return dataclasses.replace(restore(Profile, found), cached=True)
-        if verdict is None:
-            verdict = self.verify(kernel, problem, level="L0")
-        build = self.build(kernel)
-        if verdict.status != "accepted" or isinstance(build, CompileFailure):
-            raise NotAccepted(f"{verdict.reason or verdict.status}: {verdict.detail}")
-        profile = self._profiler.profile(
-            kernel, build, problem, self.device, bench=bench, metrics=metrics, timeout_s=PROFILE_TIMEOUT_S
-        )
-        self._store.put(key, encode(profile))
-        return profile
 
     def session(self, problem: Problem, *, seed: int) -> Callable[..., Evaluation]:
         """`evaluate(kernel, depth=...)` for one search: nodes reduced, finalists full, the winner with fresh seeds."""

@@ -3,6 +3,8 @@
 runs/<run_id>/run.json       what the journal does not hold: device, where to write the best
 runs/<run_id>/journal.jsonl  every event of the search (optiml.search.journal)
 runs/<run_id>/cancelled      present once someone asked for the end
+runs/<run_id>/told.jsonl     what an agent proposed, where one was asked (optiml.search.asktell)
+runs/<run_id>/tell.lock      flock of whoever writes that
 runs/<run_id>/lock           flock of whoever carries the run out; the kernel releases it when that process dies
 """
 
@@ -16,8 +18,10 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,13 +33,18 @@ from optiml.evaluate import Evaluator
 from optiml.kernel_file import write_kernel_text
 from optiml.records import Kernel, Problem, SearchResult
 from optiml.report import markdown
-from optiml.search.journal import JOURNAL_NAME, Journal
+from optiml.search.asktell import Answer, AskTell, Request
+from optiml.search.journal import JOURNAL_NAME, Event, Journal, read_events
 from optiml.search.optimise import Search, SearchProgress, SearchSpec, load_spec, optimise
 
 LOG = logging.getLogger(__name__)
+TOLD_NAME = "told.jsonl"
+TELL_PATIENCE_S = 5.0
+MOST_FOLLOWED = 32  # searches kept in memory for those who ask about them
+UNDER_WAY = ("running", "needs_proposals")
 RUN_ID = re.compile(r"r-[0-9]{8}-[0-9a-f]{8}")
 
-__all__ = ["RunSummary", "SearchProgress", "Searches"]
+__all__ = ["Answer", "Request", "RunSummary", "SearchProgress", "Searches"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +60,23 @@ class RunSummary:
     started: str  # ISO 8601, UTC
 
 
+@dataclass(kw_only=True)
+class _Followed:
+    """A search that callers look at, and how much of its journal it holds."""
+
+    search: Search
+    size: int  # bytes
+    events: int
+
+
 class Searches:
     """The runs below one folder. `evaluator` gives the evaluator of a device by name."""
 
     def __init__(self, folder: Path, evaluator: Callable[[str], Evaluator]) -> None:
         self._folder = folder
         self._evaluator = evaluator
+        self._followed: OrderedDict[str, _Followed] = OrderedDict()
+        self._lock = threading.Lock()
 
     def start(
         self,
@@ -79,9 +99,9 @@ class Searches:
             InvalidInput: a budget out of range, an unknown edit.
             SetupError: a proposer or judge that needs what is not here.
         """
-        if proposer != "builtin" or judge != "rules":
+        if proposer not in ("builtin", "agent") or judge != "rules":
             raise SetupError(
-                "this version searches with proposer=builtin and judge=rules; others need a language model",
+                "this version searches with proposer=builtin or agent and judge=rules; others need a language model",
                 code="model_unavailable",
             )
         if not 1 <= evaluations <= 10_000:
@@ -137,14 +157,14 @@ class Searches:
                 on_progress=on_progress,
                 should_stop=lambda: _is_cancelled(folder) or (should_stop is not None and should_stop()),
             )
-            if search.status == "running" and _is_cancelled(folder):
+            if search.status in UNDER_WAY and _is_cancelled(folder):
                 search.cancel()
                 result = search.result()
         return self._finished(result, facts)
 
     def _finished(self, result: SearchResult, facts: Mapping[str, Any]) -> SearchResult:
         target = facts.get("write_to")
-        if target is None or result.best is None or result.status == "running":
+        if target is None or result.best is None or result.status in UNDER_WAY:
             return result
         try:
             publish(Path(target), write_kernel_text(result.best.kernel))
@@ -155,11 +175,12 @@ class Searches:
 
     def result(self, run_id: str) -> SearchResult:
         """Result of a run; its best so far while it runs."""
-        return self._load_search(run_id).result()
+        with self._lock:
+            return self._follow(run_id).result()
 
     def tree(self, run_id: str) -> tuple[Mapping[str, Any], ...]:
         """Every node of a run: parent, edit, state, time and reward."""
-        search = self._load_search(run_id)
+        search = _load(self._run_folder(run_id))
         return tuple(
             {
                 "node": node.index,
@@ -185,8 +206,9 @@ class Searches:
         return tuple(sorted(summaries, key=lambda item: (item.started, item.run_id), reverse=True))
 
     def _summary(self, folder: Path) -> RunSummary:
-        search = _load(folder)
-        result = search.result()
+        with self._lock:
+            search = self._follow(folder.name)
+            result = search.result()
         return RunSummary(
             run_id=folder.name,
             status=_status(folder, result),
@@ -204,12 +226,53 @@ class Searches:
         with contextlib.suppress(Busy), _locked(folder):
             _load(folder).cancel()
 
+    def requests(self, run_id: str) -> tuple[Request, ...]:
+        """What a run asks of its agent; nothing while it evaluates, after its end and with another proposer."""
+        with self._lock:
+            search = self._follow(run_id)
+            return search.requests() if isinstance(search, AskTell) else ()
+
+    def tell(
+        self, run_id: str, proposals: Sequence[Any], read_kernel: Callable[[Any, Problem], Kernel]
+    ) -> tuple[Answer, ...]:
+        """Answer requests of a run, whoever carries it out; an empty list says that no more proposals come.
+
+        Raises:
+            InvalidInput: the run asks no agent.
+            Busy: another caller is telling it something just now.
+        """
+        folder = self._run_folder(run_id)
+        with _locked(folder, name="tell.lock", patience_s=TELL_PATIENCE_S):
+            search = _load(folder)
+            if not isinstance(search, AskTell):
+                raise InvalidInput(f"{run_id} makes its own proposals: only runs with proposer=agent take any")
+            problem = search.spec.problem
+            return search.answer(proposals, lambda spec: read_kernel(spec, problem), Journal(folder / TOLD_NAME))
+
     def report(self, run_id: str) -> str:
         """The run as Markdown."""
         return markdown(self.result(run_id))
 
-    def _load_search(self, run_id: str) -> Search:
-        return _load(self._run_folder(run_id))
+    def _follow(self, run_id: str) -> Search:
+        """The search of a run as its journal stands now, read on from where the last caller left it.
+
+        Only for looking at, under the lock: a search that is carried out is loaded anew under the run's lock.
+        """
+        folder = self._run_folder(run_id)
+        followed = self._followed.get(run_id)
+        size = (folder / JOURNAL_NAME).stat().st_size
+        if followed is None or size < followed.size:
+            journal = Journal(folder / JOURNAL_NAME)
+            followed = _Followed(search=_search_of(folder, journal), size=size, events=len(journal))
+            self._followed[run_id] = followed
+        elif size > followed.size or isinstance(followed.search, AskTell):
+            events = read_events(folder / JOURNAL_NAME) if size > followed.size else ()
+            followed.search.follow(events[followed.events :])
+            followed.events, followed.size = max(followed.events, len(events)), size
+        self._followed.move_to_end(run_id)
+        while len(self._followed) > MOST_FOLLOWED:
+            self._followed.popitem(last=False)
+        return followed.search
 
     def _run_folder(self, run_id: str) -> Path:
         folder = self._folder / run_id if RUN_ID.fullmatch(run_id) else None
@@ -230,8 +293,27 @@ def publish(path: Path, text: str) -> None:
 
 def _load(folder: Path) -> Search:
     """The search of a folder without writing to it."""
-    journal = Journal(folder / JOURNAL_NAME)
-    return Search(load_spec(journal), journal)
+    return _search_of(folder, Journal(folder / JOURNAL_NAME))
+
+
+def _search_of(folder: Path, journal: Journal) -> Search:
+    spec = load_spec(journal)
+    return AskTell(spec, journal, told=_Told(folder / TOLD_NAME)) if spec.proposer == "agent" else Search(spec, journal)
+
+
+class _Told:
+    """Reads the log of what was told, again only when it grew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = -1
+        self._events: tuple[Event, ...] = ()
+
+    def __call__(self) -> tuple[Event, ...]:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size != self._size:
+            self._size, self._events = size, read_events(self._path)
+        return self._events
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
@@ -244,12 +326,12 @@ def _is_cancelled(folder: Path) -> bool:
 
 
 def _status(folder: Path, result: SearchResult) -> str:
-    return "cancelled" if result.status == "running" and _is_cancelled(folder) else result.status
+    return "cancelled" if result.status in UNDER_WAY and _is_cancelled(folder) else result.status
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, *, patience_s: float = 0.5) -> Iterator[None]:
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(folder: Path, *, name: str = "lock", patience_s: float = 0.5) -> Iterator[None]:
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + patience_s
         while True:

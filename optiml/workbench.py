@@ -52,7 +52,7 @@ from optiml.records import (
     Workload,
 )
 from optiml.search.judge import judge_by_rules
-from optiml.searches import RunSummary, Searches, SearchProgress
+from optiml.searches import Answer, Request, RunSummary, Searches, SearchProgress
 from optiml.settings import Settings
 from optiml.store import Store, open_store
 from optiml.toolchain.nvrtc import Compiler
@@ -66,7 +66,7 @@ KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
 ProblemSpec = str | Mapping[str, Any] | Problem
 
-__all__ = ["Check", "RunSummary", "SearchProgress", "Workbench"]
+__all__ = ["Answer", "Check", "Request", "RunSummary", "SearchProgress", "Workbench"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,14 +297,36 @@ class Workbench:
         seed: int | None = None,
     ) -> Verdict:
         """Whether a kernel is right; see `Verdict`."""
-        problem = self.problem(problem_spec, axes=axes, dtype=dtype)
-        if axes:
-            problem = dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
-            _refuse_unaffordable(problem)
+        problem = self._verified_problem(problem_spec, axes, dtype)
         read = self._read_kernel(kernel_spec, problem)
         return self.evaluator(device).verify(
             read.kernel, problem, level=level, seed=seed, arch=arch, warnings=read.assumed
         )
+
+    def known_verdict(
+        self,
+        kernel_spec: KernelSpec,
+        problem_spec: ProblemSpec,
+        *,
+        level: Level = "L1",
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        device: str = "auto",
+        arch: str | None = None,
+        seed: int | None = None,
+    ) -> Verdict | None:
+        """What `verify` would answer from the store; None where it would have to work. Milliseconds either way."""
+        problem = self._verified_problem(problem_spec, axes, dtype)
+        kernel = self._read_kernel(kernel_spec, problem).kernel
+        return self.evaluator(device).known_verdict(kernel, problem, level=level, seed=seed, arch=arch)
+
+    def _verified_problem(self, spec: ProblemSpec, axes: Mapping[str, int] | None, dtype: str | None) -> Problem:
+        problem = self.problem(spec, axes=axes, dtype=dtype)
+        if not axes:
+            return problem
+        problem = dataclasses.replace(problem, workloads=(*problem.bench, *problem.workloads))
+        _refuse_unaffordable(problem)
+        return problem
 
     def profile(
         self,
@@ -335,6 +357,26 @@ class Workbench:
         except NotAccepted as error:
             raise NotAccepted(f"the baseline: {error}") from error
         return dataclasses.replace(profile, comparison=compare(profile, other))
+
+    def known_profile(
+        self,
+        kernel_spec: KernelSpec,
+        problem_spec: ProblemSpec,
+        *,
+        baseline: KernelSpec | None = None,
+        axes: Mapping[str, int] | None = None,
+        dtype: str | None = None,
+        metrics: Sequence[str] | None = None,
+        device: str = "auto",
+    ) -> Profile | None:
+        """What `profile` would answer from the store; None where it would have to work. Milliseconds either way."""
+        problem = self.problem(problem_spec, axes=axes, dtype=dtype)
+        evaluator = self.evaluator(device)
+        profile = evaluator.known_profile(self.kernel(kernel_spec, problem), problem, metrics=metrics)
+        if profile is None or baseline is None:
+            return profile
+        other = evaluator.known_profile(self.kernel(baseline, problem), problem, metrics=metrics)
+        return None if other is None else dataclasses.replace(profile, comparison=compare(profile, other))
 
     def compare(
         self,
@@ -495,6 +537,30 @@ class Workbench:
     def search_result(self, run_id: str) -> SearchResult:
         """The result of a run, or its best so far."""
         return self.searches.result(run_id)
+
+    def search_requests(self, run_id: str) -> tuple[Request, ...]:
+        """What a run with proposer=agent asks for; nothing while it evaluates and after its end."""
+        requests = self.searches.requests(run_id)
+        for request in requests:
+            self._remember(request.kernel)
+        return requests
+
+    def tell_search(self, run_id: str, proposals: Sequence[Any]) -> tuple[Answer, ...]:
+        """Answer the requests of a run with proposer=agent; `run_search` then evaluates what was queued.
+
+        Args:
+            proposals: `{"request_id", "kernel", "rationale", "expected"}` each, the kernel in any form of contract §2.
+                None at all ends the search: the best kernel gets its final checks.
+
+        Raises:
+            InvalidInput: `unknown_run`, or the run asks no agent.
+        """
+        return self.searches.tell(run_id, proposals, self._told_kernel)
+
+    def _told_kernel(self, spec: Any, problem: Problem) -> Kernel:
+        if not isinstance(spec, str | Mapping):
+            raise InvalidInput("kernel must be text or an object")
+        return self.kernel(spec, problem)
 
     def runs(self) -> tuple[RunSummary, ...]:
         """All runs, newest first."""

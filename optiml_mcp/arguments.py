@@ -166,7 +166,8 @@ class RunMcts:
     dtype: DtypeArgument = None
     budget: Budget = field(default_factory=Budget)
     proposer: Annotated[
-        Literal["builtin", "agent", "chat", "mixture"], Field(description="builtin (default) needs no model.")
+        Literal["builtin", "agent", "chat", "mixture"],
+        Field(description="builtin (default): edits of our own. agent: you propose."),
     ] = "builtin"
     judge: Annotated[str, Field(description="rules (default).", max_length=64)] = "rules"
     device: Device = "auto"
@@ -174,7 +175,10 @@ class RunMcts:
     edits: Annotated[list[str] | None, Field(description="Only these kinds of edit; default: all.")] = None
     proposals: Annotated[
         list[dict[str, Any]] | None,
-        Field(description="tell: list of {request_id, kernel, rationale, expected}."),
+        Field(
+            description="tell: list of {request_id, kernel (any form), rationale?, expected?: [{metric, direction: up "
+            "or down, factor?}]}; [] says there are no more."
+        ),
     ] = None
     write_to: Annotated[
         str | None, Field(description="start: also write the best kernel to this .cu file inside an allowed folder.")

@@ -15,6 +15,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -25,6 +26,8 @@ from optiml.errors import InvalidInput
 from optiml_mcp.protocol import OptimlServer
 
 TOKEN_VARIABLE = "OPTIML_HTTP_TOKEN"
+TOKEN_FILE_VARIABLE = "OPTIML_HTTP_TOKEN_FILE"
+HEALTH_PATH = "/healthz"  # open, and says nothing but that the server lives
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 CLOSING_LIMIT_S = 3
 _SHORTEST_TOKEN = 16
@@ -57,15 +60,29 @@ def parse_address(text: str) -> Address:
 def read_token(environment: Mapping[str, str] = os.environ) -> tuple[str, bool]:
     """The token that clients must send, and whether it was made up here.
 
+    It is the variable OPTIML_HTTP_TOKEN, else the first line of the file that OPTIML_HTTP_TOKEN_FILE names.
+
     Raises:
-        InvalidInput: the one given is too short to be a secret.
+        InvalidInput: the one given is too short to be a secret, or its file cannot be read or may be read by others.
     """
     given = environment.get(TOKEN_VARIABLE)
+    if given is None and (name := environment.get(TOKEN_FILE_VARIABLE)) is not None:
+        given = _token_of_file(Path(name))
     if given is None:
         return secrets.token_urlsafe(32), True
     if len(given) < _SHORTEST_TOKEN or not given.isascii() or not given.isprintable() or " " in given:
-        raise InvalidInput(f"{TOKEN_VARIABLE} must have at least {_SHORTEST_TOKEN} printable characters without spaces")
+        raise InvalidInput(f"the HTTP token must have at least {_SHORTEST_TOKEN} printable characters without spaces")
     return given, False
+
+
+def _token_of_file(path: Path) -> str:
+    try:
+        mode, lines = path.stat().st_mode, path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the file that {TOKEN_FILE_VARIABLE} names cannot be read as ASCII text") from error
+    if mode & 0o077:
+        raise InvalidInput(f"others may read the file that {TOKEN_FILE_VARIABLE} names: chmod 600 it")
+    return lines[0] if lines else ""
 
 
 def http_app(server: OptimlServer[Any], token: str) -> ASGIApp:
@@ -80,25 +97,31 @@ def http_app(server: OptimlServer[Any], token: str) -> ASGIApp:
 
 
 class _TokenRequired:
-    """Answers 401 to every HTTP request without the token."""
+    """Answers 401 to every HTTP request without the token; only whether the server lives is open to all."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] != "http" or hmac.compare_digest(given, self._expected):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] == HEALTH_PATH and scope["method"] == "GET":
+            await _reply(send, 200, b"ok", [(b"content-type", b"text/plain")])
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if hmac.compare_digest(given, self._expected):
             await self._app(scope, receive, send)
             return
         body = json.dumps({"error": "unauthorized: send the header Authorization: Bearer TOKEN"}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"www-authenticate", b"Bearer"),
-        ]
-        await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await _reply(send, 401, body, [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")])
+
+
+async def _reply(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def serve_http(server: OptimlServer[Any], address: Address) -> None:

@@ -73,8 +73,8 @@ class OptimlServer(MCPServer[L]):
         self, name: str, arguments: dict[str, Any], context: Context[L, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
         """Call a tool; an unknown name is answered with the known ones."""
-        known = [tool.name for tool in await self.list_tools()]
-        if name not in known:
+        if self._tool_manager.get_tool(name) is None:
+            known = [tool.name for tool in await self.list_tools()]
             raise ToolError(f"invalid_params: there is no tool {name[:60]!r}: the tools are {', '.join(known)}")
         return await super().call_tool(name, arguments, context)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from optiml.codec import encode
-from optiml.records import Profile
+from optiml.records import Evaluated, Profile, SearchResult
 
 MAX_REPLY_BYTES = 8000  # the contract allows 8 KB; the rest is room for a client that re-formats the JSON
 # What a reader acts on: shortened only when nothing else is left to cut.
@@ -47,6 +47,20 @@ KEY_METRICS = (
     "launch__registers_per_thread",
     "launch__waves_per_multiprocessor",
 )
+
+# Of each side of a search's result: the metrics that explain most speed-ups.
+RESULT_METRICS = (
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "smsp__inst_executed.sum",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "launch__registers_per_thread",
+)
+RESULT_VERDICT = ("kernel_id", "status", "reason", "detail", "levels", "domain", "summary", "uri")
+RESULT_PROFILE = ("kernel_id", "axes", "time", "metrics", "bottleneck", "speed_of_light", "report_uri")
 
 Path = tuple[str | int, ...]
 Edit = tuple[Path, Any]  # where, and what stands there instead
@@ -103,6 +117,38 @@ def brief_profile(profile: Profile) -> dict[str, Any]:
     for name in ("metrics", "metric_source"):
         brief[name] = {metric: brief[name][metric] for metric in KEY_METRICS if metric in brief[name]}
     return {**brief, "cut": [{"path": "metrics", "total": len(profile.metrics), "uri": profile.report_uri}]}
+
+
+def brief_result(result: SearchResult) -> dict[str, Any]:
+    """A search's result with what a reader acts on: kernels whole, verdicts and profiles brief.
+
+    Two full profiles alone are three times what a reply may hold, and then the kernels would be cut first.
+    """
+    brief: dict[str, Any] = encode(result)
+    uri = f"optiml://runs/{result.run_id}"
+    cuts: list[dict[str, Any]] = []
+    for side, item in (("best", result.best), ("baseline", result.baseline)):
+        if item is not None:
+            cuts += _shorten(brief[side], item, side, uri)
+    for number, step in enumerate(brief["path"]):
+        changes = step["metric_changes"]
+        step["metric_changes"] = {name: changes[name] for name in RESULT_METRICS if name in changes}
+        if len(step["metric_changes"]) < len(changes):
+            cuts.append({"path": f"path.{number}.metric_changes", "total": len(changes), "uri": uri})
+    return {**brief, "cut": cuts} if cuts else brief
+
+
+def _shorten(brief: dict[str, Any], item: Evaluated, side: str, uri: str) -> list[dict[str, Any]]:
+    brief["verdict"] = {name: brief["verdict"][name] for name in RESULT_VERDICT}
+    cuts = [{"path": f"{side}.verdict.cases", "total": len(item.verdict.cases), "uri": uri}]
+    if item.profile is not None:
+        profile = {name: brief["profile"][name] for name in RESULT_PROFILE}
+        profile["metrics"] = {name: profile["metrics"][name] for name in RESULT_METRICS if name in profile["metrics"]}
+        profile["bottleneck"] = {"kind": item.profile.bottleneck.kind, "evidence": item.profile.bottleneck.evidence[:1]}
+        brief["profile"] = profile
+        whole = item.profile.report_uri or uri
+        cuts.append({"path": f"{side}.profile.metrics", "total": len(item.profile.metrics), "uri": whole})
+    return cuts
 
 
 # --- stages: each returns the edits of one pass, or nothing when it can do no more -----------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # the workbench is imported when the first tool needs it: sta
     from optiml.workbench import SearchProgress, Workbench
 
 LOG = logging.getLogger(__name__)
+TURN_S = 5.0  # that a search may work while others wait for a thread
+ENDED_KEPT = 32  # searches that this server drove to their end
 MOST_RUNS = 10  # searches that may run or queue in one server
 
 
@@ -29,6 +32,8 @@ class Run:
 
     run_id: str
     stop: bool = False
+    begun: bool = False  # its turn has come
+    yielded: bool = False  # its turn is over, and it goes on when the others had theirs
     ended: bool = False
     progress: SearchProgress | None = None
     news: int = 0  # better kernels found, and the end: what a waiting caller wants to hear of
@@ -67,7 +72,7 @@ class Run:
 
 
 class Runs:
-    """The searches of one server, at most one driver per run."""
+    """The searches of one server, at most one driver per run. Where threads are short they take turns."""
 
     def __init__(self, bench: Callable[[], Workbench]) -> None:
         self._bench = bench
@@ -94,25 +99,56 @@ class Runs:
         if run is not None and not run.ended:
             return run
         self.check_room()
+        for old in [known.run_id for known in self._runs.values() if known.ended][:-ENDED_KEPT]:
+            del self._runs[old]  # its folder knows all but where the best kernel was written
         run = Run(run_id=run_id)
         self._runs[run_id] = run
+        self._submit(run)
+        return run
+
+    def _submit(self, run: Run) -> None:
+        """Queue a search for its turn; its journal keeps what it has done in between."""
+        run.begun = run.yielded = False
+        moved = False  # a turn takes at least one step, however long it took to load the search
 
         def on_progress(progress: SearchProgress) -> None:
+            nonlocal moved
+            moved = True
             better = run.progress is None or progress.best_kernel_id != run.progress.best_kernel_id
             run.progress = progress
             if better:
                 self._threads.tell(run.announce)
 
         def work() -> SearchResult:
-            return self._bench().run_search(run_id, on_progress=on_progress, should_stop=lambda: run.stop)
+            run.begun, begun = True, time.monotonic()
 
-        run.future = self._threads.submit(work, on_done=run.end)
-        return run
+            def should_stop() -> bool:
+                run.yielded = moved and time.monotonic() - begun >= TURN_S and self._others_wait()
+                return run.stop or run.yielded
+
+            return self._bench().run_search(run.run_id, on_progress=on_progress, should_stop=should_stop)
+
+        run.future = self._threads.submit(work, on_done=lambda: self._turn_over(run))
+
+    def _others_wait(self) -> bool:
+        return any(not run.begun and not run.ended for run in tuple(self._runs.values()))
+
+    def _turn_over(self, run: Run) -> None:
+        """Queue a search that gave way to another; any other one has ended."""
+        went_well = not run.future.cancelled() and run.future.exception() is None
+        if run.yielded and not run.stop and went_well and run.future.result().status == "running":
+            self._submit(run)
+        else:
+            run.end()
 
     async def stop(self, run: Run, *, seconds: float) -> None:
         """Ask a search to stop at its next step and wait for that; on disk it stays resumable."""
         run.stop = True
         run.future.cancel()  # one that has not begun never will
+        await self.wait_for_end(run, seconds=seconds)
+
+    async def wait_for_end(self, run: Run, *, seconds: float) -> None:
+        """Wait until the driver of a search has returned."""
         with anyio.move_on_after(seconds):
             while not run.ended:
                 await run.changed.wait()

@@ -12,7 +12,8 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -26,7 +27,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
-from optiml.codec import encode
+from optiml.codec import digest, encode
 from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError, SetupError
 from optiml.records import Generated, Judgement, Profile, SearchResult, Verdict
 from optiml_mcp.arguments import (
@@ -42,13 +43,16 @@ from optiml_mcp.arguments import (
 )
 from optiml_mcp.jobs import Job, Jobs
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
-from optiml_mcp.replies import brief_profile, fit
+from optiml_mcp.replies import brief_profile, brief_result, fit
 from optiml_mcp.resources import add_completion, add_prompts, add_resources, is_run_id
 from optiml_mcp.runs import Run, Runs
 
 if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
-    from optiml.workbench import Workbench
+    from optiml.workbench import Answer, Request, Workbench
 
+FINISHING_S = 5.0
+REPLIES_KEPT = 256  # answers from the store
+FILE_KEYS = frozenset({"path", "npy"})  # of a kernel or an input that is read from a file: it may change
 VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
 MOST_ERROR_CHARACTERS = 2000
 
@@ -68,6 +72,7 @@ class App:
     bench: Callable[[], Workbench]
     jobs: Jobs
     runs: Runs
+    replies: dict[str, dict[str, Any]] = field(default_factory=dict)  # digest of a call -> its answer from the store
     verdicts: dict[str, Verdict] = field(default_factory=dict)  # kernel_id -> the last full one
 
     async def call(self, function: Callable[[Workbench], Any]) -> Any:
@@ -145,20 +150,16 @@ def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
 async def compile_verify(app: App, args: CompileVerify, ctx: Ctx) -> dict[str, Any]:
     """Verdict on a kernel."""
 
-    def work() -> Verdict:
-        return app.bench().verify(
-            spec(args.kernel, "kernel"),
-            spec(args.problem, "problem"),
-            level=args.level,
-            axes=args.axes,
-            dtype=args.dtype,
-            device=args.device,
-            arch=args.arch,
-            seed=args.seed,
-        )
-
     _require(args, "kernel", "problem")
-    return await _answer(app, "compile_verify", args, work, ctx)
+    if args.job_id is not None:
+        return await _answer(app, "compile_verify", args, None, ctx)
+    kernel, problem = spec(args.kernel, "kernel"), spec(args.problem, "problem")
+    options: dict[str, Any] = {
+        name: getattr(args, name) for name in ("level", "axes", "dtype", "device", "arch", "seed")
+    }
+    return await _known(app, args, lambda bench: bench.known_verdict(kernel, problem, **options)) or await _answer(
+        app, "compile_verify", args, lambda: app.bench().verify(kernel, problem, **options), ctx
+    )
 
 
 async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
@@ -173,18 +174,19 @@ async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
         if getattr(args, name) is not None:
             raise InvalidInput(f"profile_ncu: {name} goes with report or command only: leave it out")
 
-    def work() -> Profile:
-        return app.bench().profile(
-            spec(args.kernel, "kernel"),
-            spec(args.problem, "problem"),
-            baseline=optional_spec(args.baseline, "baseline"),
-            axes=args.axes,
-            metrics=None if args.metrics is None else tuple(args.metrics),
-            device=args.device,
-        )
-
     _require(args, "kernel", "problem")
-    return await _answer(app, "profile_ncu", args, work, ctx)
+    if args.job_id is not None:
+        return await _answer(app, "profile_ncu", args, None, ctx)
+    kernel, problem = spec(args.kernel, "kernel"), spec(args.problem, "problem")
+    options: dict[str, Any] = {
+        "baseline": optional_spec(args.baseline, "baseline"),
+        "axes": args.axes,
+        "metrics": None if args.metrics is None else tuple(args.metrics),
+        "device": args.device,
+    }
+    return await _known(app, args, lambda bench: bench.known_profile(kernel, problem, **options)) or await _answer(
+        app, "profile_ncu", args, lambda: app.bench().profile(kernel, problem, **options), ctx
+    )
 
 
 async def judge_patch(app: App, args: JudgePatch, ctx: Ctx) -> dict[str, Any]:
@@ -229,11 +231,8 @@ async def generate_kernel(app: App, args: GenerateKernel, ctx: Ctx) -> dict[str,
 
 async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
     """Start, watch, read and cancel searches."""
-    if args.action == "tell" or args.proposals is not None:
-        raise InvalidInput(
-            "run_mcts: proposals answer the requests of proposer=agent, which is not available yet: start with "
-            "proposer=builtin and call step until the search is finished"
-        )
+    if args.action != "tell" and args.proposals is not None:
+        raise InvalidInput(f"run_mcts: proposals go with action=tell, not with action={args.action}")
     if args.action == "start":
         return await _start(app, args)
     if args.action == "list":
@@ -246,23 +245,26 @@ async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
     if not is_run_id(args.run_id):
         raise InvalidInput(f"{args.run_id[:40]!r} is no run: action=list shows the known ones", code="unknown_run")
     run_id = args.run_id
+    answers = None if args.action != "tell" else await _tell(app, run_id, args.proposals)
     result = await _result(app, run_id)
     if args.action == "cancel":
         return await _cancel(app, result)
     run = app.runs.find(run_id)
-    if result.status == "running" and args.action != "result" and (run is None or _driven_elsewhere(run)):
+    if result.status == "running" and args.action != "result" and (run is None or _may_go_on(run)):
         run = app.runs.drive(run_id)  # after a restart the search goes on from its journal
     if args.action == "step" and run is not None and not run.ended:
         await app.runs.wait_for_news(run, seconds=args.max_wait_s, report=ctx.report_progress)
         result = await _result(app, run_id)
     if args.action == "result":
-        return fit(encode(result), uri=f"optiml://runs/{result.run_id}")
-    return _state(result, run)
+        return fit(brief_result(result), uri=f"optiml://runs/{result.run_id}")
+    asked = result.status == "needs_proposals"
+    requests = await app.call(lambda bench: bench.search_requests(run_id)) if asked else ()
+    return _state(result, run, requests=requests, answers=answers)
 
 
 async def _start(app: App, args: RunMcts) -> dict[str, Any]:
-    if args.proposer != "builtin":
-        raise ModelFailed(f"run_mcts: the proposer {args.proposer} is not available yet: use proposer=builtin")
+    if args.proposer not in ("builtin", "agent"):
+        raise ModelFailed(f"run_mcts: the proposer {args.proposer} needs a model: use proposer=builtin or agent")
     if args.judge != "rules":
         raise ModelFailed(f"run_mcts: judge {args.judge!r} is not available here: use rules")
     if args.problem is None and args.intent is None:
@@ -287,9 +289,10 @@ async def _start(app: App, args: RunMcts) -> dict[str, Any]:
         )
     )
     app.runs.drive(run_id)
+    until = "status is needs_proposals" if args.proposer == "agent" else "status is finished"
     return {
         "summary": f"Search {run_id} has started; at most {args.budget.evaluations} kernels will be tried.",
-        "next_action": f"Call run_mcts with action=step and run_id={run_id} until status is finished.",
+        "next_action": f"Call run_mcts with action=step and run_id={run_id} until {until}.",
         "warnings": [],
         "run_id": run_id,
         "status": "running",
@@ -308,12 +311,29 @@ async def _cancel(app: App, result: SearchResult) -> dict[str, Any]:
     return _state(await app.call(lambda bench: bench.search_result(result.run_id)), None)
 
 
+async def _tell(app: App, run_id: str, proposals: list[dict[str, Any]] | None) -> tuple[Answer, ...]:
+    if proposals is None:
+        raise InvalidInput(
+            "run_mcts: action=tell needs proposals: a list of {request_id, kernel, rationale, expected}, or an empty "
+            "list to end the search"
+        )
+    read_kernels = [
+        {**item, "kernel": spec(item["kernel"], "kernel")} if item.get("kernel") else item for item in proposals
+    ]
+    answers: tuple[Answer, ...] = await app.call(lambda bench: bench.tell_search(run_id, read_kernels))
+    return answers
+
+
 async def _result(app: App, run_id: str) -> SearchResult:
     """What the driver of this server returned (it knows what was written where), else what the folder says."""
     run = app.runs.find(run_id)
-    if run is not None and (returned := run.returned()) is not None and returned.status != "running":
+    returned = None if run is None else run.returned()
+    if returned is not None and returned.status not in ("running", "needs_proposals"):
         return returned
     result: SearchResult = await app.call(lambda bench: bench.search_result(run_id))
+    if result.status == "finished" and run is not None and not run.ended:
+        await app.runs.wait_for_end(run, seconds=FINISHING_S)  # it is writing the best kernel to its file
+        return run.returned() or result
     return result
 
 
@@ -321,7 +341,14 @@ def _driven_elsewhere(run: Run) -> bool:
     return run.ended and not run.future.cancelled() and isinstance(run.future.exception(), Busy)
 
 
-def _state(result: SearchResult, run: Run | None) -> dict[str, Any]:
+def _may_go_on(run: Run) -> bool:
+    """Whether a driver that has ended may be followed by another: it was told more, or another server had the run."""
+    return run.ended and (run.error() is None or _driven_elsewhere(run))
+
+
+def _state(
+    result: SearchResult, run: Run | None, *, requests: Sequence[Request] = (), answers: Sequence[Answer] | None = None
+) -> dict[str, Any]:
     """Where a search stands, from its folder and from who drives it."""
     run_id = result.run_id
     error = None if run is None or _driven_elsewhere(run) else run.error()
@@ -329,6 +356,12 @@ def _state(result: SearchResult, run: Run | None) -> dict[str, Any]:
     progress = None if run is None else run.progress
     if status == "running":
         action = f"Call run_mcts with action=step and run_id={run_id} until status is finished."
+    elif status == "needs_proposals":
+        action = (
+            f"Answer with run_mcts action=tell, run_id={run_id}, proposals=[{{request_id, kernel: {{base: "
+            "parent_kernel_id, diff: unified diff}, rationale, expected}], then action=step. proposals=[] ends the "
+            "search with the final checks of the best kernel."
+        )
     elif status == "failed":
         action = "Mend what the summary names, then start a new search."
     else:
@@ -345,6 +378,17 @@ def _state(result: SearchResult, run: Run | None) -> dict[str, Any]:
         "stopped_because": error or result.stopped_because,
         "uri": f"optiml://runs/{run_id}",
     }
+    if answers is not None:
+        counted = Counter(item.outcome for item in answers)
+        known["summary"] = (
+            f"Of {len(answers)} proposals: {', '.join(f'{count} {name}' for name, count in counted.items())}."
+            if answers
+            else "No more proposals: the best kernel gets its final checks."
+        )
+        known["answers"] = answers
+    if requests:
+        known["requests"] = requests
+        known["summary"] = f"{len(requests)} kernels wait for proposals. {known['summary']}"
     if progress is not None:
         known |= {
             "evaluations": max(result.spent.evaluations, progress.evaluations),
@@ -363,15 +407,44 @@ def _require(args: Any, *names: str) -> None:
             spec(getattr(args, name), name)
 
 
-async def _answer(app: App, tool: str, args: Any, work: Callable[[], Any], ctx: Ctx) -> dict[str, Any]:
+async def _known(app: App, args: Any, look_up: Callable[[Workbench], Any]) -> dict[str, Any] | None:
+    """The answer that the store holds, without waiting behind the calls that work; None where there is none.
+
+    An answer that was looked up once is kept as it was sent: what it depends on stands in the arguments, unless they
+    name a file.
+    """
+    call = digest([type(args).__name__, dataclasses.replace(args, max_wait_s=0)])
+    if call in app.replies:
+        return app.replies[call]
+    record = await app.call(look_up)
+    if record is None:
+        return None
+    reply = _complete(app, record)
+    if not _names_a_file(encode(args)):
+        app.replies[call] = reply
+        if len(app.replies) > REPLIES_KEPT:
+            del app.replies[next(iter(app.replies))]
+    return reply
+
+
+def _names_a_file(value: Any) -> bool:
+    if isinstance(value, dict):
+        return not FILE_KEYS.isdisjoint(value) or any(map(_names_a_file, value.values()))
+    return isinstance(value, list) and any(map(_names_a_file, value))
+
+
+async def _answer(app: App, tool: str, args: Any, work: Callable[[], Any] | None, ctx: Ctx) -> dict[str, Any]:
     """Start the work or find its job, wait as long as allowed, answer with the record or with `pending`."""
-    if args.job_id is not None:
+    if args.job_id is not None or work is None:
         job = app.jobs.find(args.job_id, tool)
     else:
         job = app.jobs.start(tool, dataclasses.replace(args, max_wait_s=0), work)
     if not await app.jobs.wait(job, seconds=args.max_wait_s, report=ctx.report_progress):
         return _pending(job)
-    record = job.future.result()
+    return _complete(app, job.future.result())
+
+
+def _complete(app: App, record: Any) -> dict[str, Any]:
     for verdict in _verdicts_in(record):
         app.remember(verdict)
     return fit(brief_profile(record) if isinstance(record, Profile) else encode(record), uri=_uri_of(record))
@@ -519,7 +592,10 @@ TOOLS = (
             "Monte Carlo tree search over edits of a kernel; every kernel on the way is verified. action=start "
             "answers at once with run_id and the search goes on in the background; action=step waits for news, repeat "
             "it until status is finished; action=result gives the best kernel, the path of edits and why each helped. "
-            "A search survives a restart of the server; cancelling a waiting call does not stop it, action=cancel does."
+            "With proposer=agent you write the edits: while status=needs_proposals, answer requests by action=tell "
+            "with proposals (each answered queued, duplicate, stale or invalid), then step again; an empty list ends "
+            "it. A search survives a restart of the server; cancelling a waiting call does not stop it, "
+            "action=cancel does."
         ),
         arguments=RunMcts,
         answer={
@@ -535,6 +611,8 @@ TOOLS = (
             "explanation": "array",
             "stopped_because": "string",
             "runs": "array",
+            "requests": "array",
+            "answers": "array",
             "uri": "string",
         },
         handler=run_mcts,

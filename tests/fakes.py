@@ -278,6 +278,12 @@ class FakeWorkbench:
         )
         return dataclasses.replace(profile, comparison=comparison)
 
+    def known_verdict(self, kernel_spec: Any, problem_spec: Any, **_: Any) -> Verdict | None:
+        return None
+
+    def known_profile(self, kernel_spec: Any, problem_spec: Any, **_: Any) -> Profile | None:
+        return None
+
     def profile_of(self, kernel: Kernel, problem: Problem) -> Profile:
         microseconds = 24.5 if "faster" in kernel.source else 49.0
         workload = (problem.bench or problem.workloads)[0]
@@ -512,6 +518,14 @@ class FakeWorkbench:
 
     def cancel_search(self, run_id: str) -> None:
         self.known_run(run_id).status = "cancelled"
+
+    def search_requests(self, run_id: str) -> tuple[Any, ...]:
+        self.known_run(run_id)
+        return ()
+
+    def tell_search(self, run_id: str, proposals: Any) -> tuple[Any, ...]:
+        self.known_run(run_id)
+        raise InvalidInput("this run makes its own proposals")
 
     def report(self, run_id: str) -> str:
         return f"# Search {self.known_run(run_id).run_id}\n"

@@ -244,6 +244,8 @@ def _summary(root: Node, best: Node, speedup: Speedup | None, stopped_because: s
 def _next_action(status: RunStatus, best: Node) -> str:
     if status == "running":
         return "Ask again for the result, or let the run go on."
+    if status == "needs_proposals":
+        return "Answer the open requests with proposals, or tell an empty list to end the search."
     if best.index == 0:
         return "Keep the input kernel, or give the search other edits or a larger budget."
     return "Read the diff, then use the best kernel."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -149,6 +149,11 @@ class Search:
         events = list(journal) if journal is not None else []
         if journal is not None and not events:
             journal.append({"event": "spec", "spec": encode(spec)})
+        for event in events:
+            self._replay(event)
+
+    def follow(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take events that another process, which carries the run out, has written since this search was loaded."""
         for event in events:
             self._replay(event)
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,6 +28,16 @@ PING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[httpx2.AsyncClient]:
     """A client whose requests go straight into the app, with its lifespan running."""
+    async with (
+        serving_app() as app,
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), headers=GOOD) as client,
+    ):
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def serving_app() -> AsyncIterator[ASGIApp]:
+    """The app with its lifespan running."""
     app: ASGIApp = http_app(build_server(FakeWorkbench), TOKEN)  # type: ignore[arg-type]
     to_app, from_test = anyio.create_memory_object_stream[dict[str, Any]](8)
     started, stopped = anyio.Event(), anyio.Event()
@@ -42,8 +53,7 @@ async def serving() -> AsyncIterator[httpx2.AsyncClient]:
         await to_app.send({"type": "lifespan.startup"})
         with anyio.fail_after(20):
             await started.wait()
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), headers=GOOD) as client:
-            yield client
+        yield app
         await to_app.send({"type": "lifespan.shutdown"})
         with anyio.fail_after(20):
             await stopped.wait()
@@ -70,6 +80,7 @@ async def status_of(**changes: Any) -> int:
         ("Origin", "https://evil.example", 403),
         ("Origin", "null", 403),
         ("Content-Type", "text/plain", 400),
+        ("MCP-Protocol-Version", "1999-01-01", 400),
     ],
 )
 def test_a_foreign_request_is_refused_before_any_tool_runs(header: str, value: str, status: int) -> None:
@@ -112,3 +123,92 @@ def test_a_token_is_made_up_unless_one_is_given() -> None:
     assert made != read_token({})[0]
     with pytest.raises(InvalidInput, match="at least 16"):
         read_token({"OPTIML_HTTP_TOKEN": "short"})
+
+
+def test_a_token_in_the_address_opens_nothing() -> None:
+    async def play() -> None:
+        async with serving() as client:
+            for url in (f"{URL}?token={TOKEN}", f"{URL}?access_token={TOKEN}&authorization=Bearer%20{TOKEN}"):
+                response = await client.post(url, content=json.dumps(PING), headers={"Authorization": ""})
+                assert response.status_code == 401
+                assert TOKEN not in response.text
+
+    anyio.run(play)
+
+
+def test_a_batch_is_refused_whole() -> None:
+    async def play() -> None:
+        assert await status_of(content=json.dumps([PING] * 10_000)) == 400
+
+    anyio.run(play)
+
+
+@pytest.mark.parametrize("session", ["no-such-session", "x" * 5000])
+def test_an_invented_session_opens_nothing(session: str) -> None:
+    """Sessions are not kept: the header is neither looked up nor answered, and the token still decides."""
+
+    async def play() -> None:
+        assert await status_of(**{"Mcp-Session-Id": session}) == 200
+        assert await status_of(**{"Mcp-Session-Id": session, "Authorization": "Bearer wrong"}) == 401
+
+    anyio.run(play)
+
+
+def test_a_body_that_never_ends_is_cut_off_at_the_limit() -> None:
+    """Fed by hand: the application must answer, and stop reading, while more is still to come."""
+
+    async def play() -> None:
+        chunk, fed, statuses = b" " * (1 << 20), 0, []
+
+        async def receive() -> dict[str, Any]:
+            nonlocal fed
+            fed += len(chunk)
+            assert fed < 64 << 20
+            return {"type": "http.request", "body": chunk, "more_body": True}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        headers = [
+            (b"authorization", f"Bearer {TOKEN}".encode()), (b"host", b"127.0.0.1:8765"),
+            (b"content-type", b"application/json"), (b"accept", b"application/json, text/event-stream"),
+            (b"transfer-encoding", b"chunked"),
+        ]  # fmt: skip
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": "/mcp", "raw_path": b"/mcp", "query_string": b"", "root_path": "", "headers": headers,
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8765),
+        }  # fmt: skip
+        async with serving_app() as app:
+            with anyio.fail_after(20):
+                await app(scope, receive, send)
+        assert statuses == [413]
+
+    anyio.run(play)
+
+
+def test_anybody_may_ask_whether_it_lives_and_learns_nothing_else() -> None:
+    async def play() -> None:
+        async with serving() as client:
+            response = await client.get("http://127.0.0.1:8765/healthz", headers={"Authorization": ""})
+            assert (response.status_code, response.text) == (200, "ok")
+            assert (
+                await client.post("http://127.0.0.1:8765/healthz", headers={"Authorization": ""})
+            ).status_code == 401
+
+    anyio.run(play)
+
+
+def test_the_token_may_stand_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN + "\n")
+    secret.chmod(0o600)
+    environment = {"OPTIML_HTTP_TOKEN_FILE": str(secret)}
+    assert read_token(environment) == (TOKEN, False)
+    secret.chmod(0o644)
+    with pytest.raises(InvalidInput, match="chmod 600") as caught:
+        read_token(environment)
+    assert str(tmp_path) not in str(caught.value)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_token({"OPTIML_HTTP_TOKEN_FILE": str(tmp_path / "none")})

@@ -236,8 +236,10 @@ def test_no_answer_is_larger_than_8_kb(play: Play) -> None:
         ("run_mcts", {"action": "start"}, "invalid_params", "problem"),
         ("run_mcts", {"action": "start", "problem": "relu", "budget": {"evals": 3}}, "invalid_params", "'evaluations'"),
         ("run_mcts", {"action": "start", "problem": "relu", "budget": {"evaluations": 0}}, "invalid_params", "budget"),
-        ("run_mcts", {"action": "start", "problem": "relu", "proposer": "agent"}, "model_unavailable", "builtin"),
-        ("run_mcts", {"action": "tell", "run_id": "r-1", "proposals": []}, "invalid_params", "builtin"),
+        ("run_mcts", {"action": "start", "problem": "relu", "proposer": "chat"}, "model_unavailable", "builtin"),
+        ("run_mcts", {"action": "tell", "run_id": "r-1"}, "invalid_params", "proposals"),
+        ("run_mcts", {"action": "step", "run_id": "r-1", "proposals": []}, "invalid_params", "tell"),
+        ("run_mcts", {"action": "tell", "run_id": "r-1", "proposals": []}, "unknown_run", "r-1"),
         ("run_mcts", {"action": "status"}, "invalid_params", "run_id"),
         ("run_mcts", {"action": "status", "run_id": "../../etc/passwd"}, "unknown_run", "list"),
         ("run_mcts", {"action": "status", "run_id": "r-99"}, "unknown_run", "r-99"),
@@ -495,6 +497,26 @@ def test_the_eleventh_search_is_told_to_wait(play: Play, bench: FakeWorkbench) -
         for _ in range(10):
             await answer(client, "run_mcts", action="start", problem="relu")
         assert (await refusal(client, "run_mcts", action="start", problem="relu")).startswith("busy: ")
+
+    play(scenario)
+
+
+def test_searches_that_share_a_thread_take_turns(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optiml_mcp.runs.TURN_S", 0.0)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    release = stepwise(bench)
+
+    async def scenario(client: Client) -> None:
+        started = [await answer(client, "run_mcts", action="start", problem="relu") for _ in range(3)]
+        ids = [reply["run_id"] for reply in started]
+        counts = [0, 0, 0]
+        while sum(counts) < 6:
+            release.release()
+            states = [await answer(client, "run_mcts", action="status", run_id=run_id) for run_id in ids]
+            counts = [state["evaluations"] for state in states]
+        assert min(counts) >= 1
 
     play(scenario)
 
