@@ -410,7 +410,7 @@ def _read_text(name: str) -> str:
     if len(raw) > MAX_SOURCE_BYTES:
         raise InvalidInput(f"{name[:200]} is larger than {MAX_SOURCE_BYTES} bytes: shorten it", code="too_large")
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{name[:200]} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
 

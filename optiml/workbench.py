@@ -51,7 +51,10 @@ from optiml.records import (
     Verdict,
     Workload,
 )
+from optiml.search.edit import EditContext
+from optiml.search.edits import edits_named
 from optiml.search.judge import judge_by_rules
+from optiml.search.propose import problem_dtype, suggest
 from optiml.searches import Answer, Request, RunSummary, Searches, SearchProgress
 from optiml.settings import Settings
 from optiml.store import Store, open_store
@@ -413,6 +416,7 @@ class Workbench:
         if profile is None:
             with contextlib.suppress(NotAccepted):
                 profile = evaluator.profile(before, problem)
+        context = EditContext(kernel=before, problem=problem, profile=profile, dtype=problem_dtype(problem))
         return judge_by_rules(
             problem,
             before,
@@ -420,6 +424,7 @@ class Workbench:
             before_build=builds[0] if isinstance(builds[0], Build) else None,
             after_build=builds[1] if isinstance(builds[1], Build) else None,
             profile=profile,
+            suggestions=suggest(context, edits_named(None)),
         )
 
     def generate(

@@ -360,3 +360,10 @@ def test_help_needs_neither_numpy_nor_the_mcp_sdk_nor_the_workbench() -> None:
     program = "import sys, optiml.cli; print([n for n in ('numpy', 'mcp', 'optiml.workbench') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_problem_file_may_begin_with_a_byte_order_mark(tmp_path: Path, kernel: str) -> None:
+    path = tmp_path / "relu.json"
+    path.write_text("\ufeff" + json.dumps(encode(load_builtin("relu").problem)), encoding="utf-8")
+    assert run("verify", kernel, "--problem", str(path)).exit_code == 0
