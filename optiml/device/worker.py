@@ -37,7 +37,7 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     for run in range(header["runs"]):
         for position, item in enumerate(arrays):
             blob = blobs[run * len(arrays) + position]
-            _fill(machine.memory(addresses[item["name"]]), np.frombuffer(blob, dtype=np.uint8))
+            _fill(machine.memory(addresses[item["name"]]), np.frombuffer(blob, dtype=np.uint8), fresh=run == 0)
         last = run == header["runs"] - 1
         reports = []
         for launch in header["launches"]:
@@ -61,11 +61,11 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     return {"launches": reports}, answers
 
 
-def _fill(memory: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> None:
-    """Copy `content`, again and again where it is shorter than the memory; zeros are there already."""
+def _fill(memory: np.ndarray[Any, Any], content: np.ndarray[Any, Any], *, fresh: bool) -> None:
+    """Copy `content`, again and again where it is shorter than the memory; fresh memory holds its zeros already."""
     if content.size >= memory.size:
         memory[:] = content[: memory.size]
-    elif content.any():
+    elif content.any() or not fresh:
         whole = memory.size // content.size * content.size
         memory[:whole].reshape(-1, content.size)[:] = content
         memory[whole:] = content[: memory.size - whole]

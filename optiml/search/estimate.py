@@ -17,7 +17,6 @@ from optiml.errors import InvalidInput
 from optiml.expressions import evaluate
 from optiml.problems.dtypes import CUDA_TYPES
 from optiml.records import Kernel, Problem
-from optiml.search import polynomial as poly
 from optiml.search.loops import ForLoop, for_loop
 from optiml.search.polynomial import Polynomial
 from optiml.search.source import Access, Function, Site, ancestors, sites
@@ -196,8 +195,3 @@ def _warp(site: Site, names: Mapping[str, int], block: tuple[int, ...]) -> Itera
         first["threadIdx.y"] = lane // width % height
         first["threadIdx.z"] = lane // (width * height)
         yield first
-
-
-def lane_stride(access: Access, axis: str = "x") -> Polynomial | None:
-    """Elements between neighbouring threads along one axis of the block; None if it cannot be read."""
-    return None if access.index is None else poly.coefficient(access.index, f"threadIdx.{axis}")

@@ -39,7 +39,8 @@ from optiml.search.edit import (
     up,
 )
 from optiml.search.estimate import traffic
-from optiml.search.source import called, calls, parse, sites, strip_comments, text_of, walk
+from optiml.search.source import called, calls, parse, sites, text_of, walk
+from optiml.toolchain.scan import without_comments
 
 JUDGE = "rules"
 Call = Literal["try", "reject", "measure_again"]
@@ -270,7 +271,7 @@ def risks_of(
 
 def _plain(kernel: Kernel) -> Kernel:
     """The kernel without comments, and with white space that means nothing evened out."""
-    lines = (line.rstrip() for line in strip_comments(kernel.source).splitlines())
+    lines = (line.rstrip() for line in without_comments(kernel.source).splitlines())
     return dataclasses.replace(kernel, source="\n".join(re.sub(r"[ \t]+", " ", line) for line in lines if line.strip()))
 
 

@@ -7,7 +7,7 @@ A polynomial is a mapping from a monomial (a sorted tuple of atoms) to its integ
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 Monomial = tuple[str, ...]
 Polynomial = Mapping[Monomial, int]
@@ -78,13 +78,3 @@ def coefficient(polynomial: Polynomial, name: str) -> Polynomial | None:
         if hits:
             factor[tuple(item for item in monomial if item != name)] = value
     return factor
-
-
-def without(polynomial: Polynomial, gone: Iterable[str]) -> Polynomial:
-    """The terms that mention none of the names `gone`."""
-    dropped = set(gone)
-    return {
-        monomial: value
-        for monomial, value in polynomial.items()
-        if not dropped & {name for item in monomial for name in _NAME.findall(item)}
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +40,6 @@ class Ranked:
     def strategy(self) -> tuple[str, str]:
         """Edit and target: what is done, whatever the variant."""
         return self.edit, self.target
-
-
-Proposer = Callable[[EditContext, str], Sequence[Ranked]]  # context, seed text -> best first
 
 
 def problem_dtype(problem: Problem) -> str:

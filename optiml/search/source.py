@@ -6,7 +6,7 @@ Everything here only reads. A function whose text did not parse cleanly is left 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -309,17 +309,6 @@ def parse(text: str) -> CudaSource:
     """Parse CUDA C++; never fails, but functions with syntax errors are not listed."""
     data = text.encode("utf-8")
     return CudaSource(data=data, root=Parser(_LANGUAGE).parse(data).root_node)
-
-
-@lru_cache(maxsize=256)
-def strip_comments(text: str) -> str:
-    """The text with every comment replaced by a space; line numbers stay."""
-    source = parse(text)
-    return source.rewrite(
-        (node.start_byte, node.end_byte, " " + "\n" * text_of(node).count("\n"))
-        for node in walk(source.root)
-        if node.type == "comment"
-    )
 
 
 def integer(text: str) -> int | None:
@@ -767,8 +756,3 @@ def _kind(node: Node) -> AccessKind:
             return "load"  # a pointer is formed; its own accesses are listed where they happen
         return "address"
     return "load"
-
-
-def stored_arrays(accesses: Sequence[Access]) -> frozenset[str]:
-    """Arrays that any of the accesses may write."""
-    return frozenset(item.array for item in accesses if item.writes)

@@ -197,10 +197,6 @@ class Tree:
         values = [node.value for node in self.nodes if node.state == "open"]
         return (min(values), max(values)) if values else (0.0, 0.0)
 
-    def scaled_value(self, node: Node) -> float:
-        """The node's value, normalised over the tree."""
-        return self.scaled(node.value)
-
     def scaled(self, reward: float) -> float:
         """A reward on the scale of the tree's values."""
         low, high = self.value_range()

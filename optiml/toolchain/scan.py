@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 # One alternative per lexical element, so that a comment mark inside a string (and the reverse) is inert.
 _TOKEN = re.compile(
@@ -42,12 +41,6 @@ def _blank(match: re.Match[str], *, strings: bool) -> str:
 def spliced(source: str) -> str:
     """The source after the compiler's line splicing, which hides directives from a line scan."""
     return re.sub(r"\\[ \t]*\n", "", source)
-
-
-def included_names(source: str) -> Iterator[str]:
-    """Operand of every include-like directive, as written: `<x>`, `"x"` or a macro name."""
-    for match in _INCLUDE.finditer(without_comments(spliced(source))):
-        yield match.group(2)
 
 
 def forbidden_construct(source: str, *, confined: bool) -> str | None:

@@ -242,7 +242,7 @@ class Verifier:
         try:
             plan = resolve_plan(kernel, build, problem, case.workload, self._device.info)
         except BadLaunch as error:
-            return self._failed(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
+            return _outcome(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
         scratch = sum(array.nbytes for array in plan.arrays.values() if array.role == "workspace")
         if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
             raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
@@ -252,12 +252,12 @@ class Verifier:
         try:
             result = self._device.run(build, plan, prepared.contents, timeout_s=self._timeout_s)
         except InvalidInput as error:  # the device refused: more threads than its launch bounds, too large a global
-            return self._failed(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
+            return _outcome(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
         except KernelFault as error:
             reason: Reason = "timed_out" if error.fault.kind == "timed_out" else "fault"
             if error.fault.kind == "race":
                 reason = "race"
-            return self._failed(
+            return _outcome(
                 case,
                 _Failure(
                     reason=reason,
@@ -267,35 +267,7 @@ class Verifier:
             )
         failure, worst, relative = self._judge_runs(problem, plan, case, prepared, result.runs, build)
         tolerances = [item for item in prepared.tolerances[0].values() if item is not None]
-        return _CaseOutcome(
-            result=CaseResult(
-                axes=axes,
-                scalars=dict(case.workload.scalars),
-                distribution=case.distribution(),
-                ok=failure is None,
-                hidden=case.hidden,
-                max_abs_error=worst,
-                max_rel_error=relative,
-                tolerance=tolerances[0] if tolerances else None,
-            ),
-            failure=failure,
-        )
-
-    @staticmethod
-    def _failed(case: Case, failure: _Failure) -> _CaseOutcome:
-        return _CaseOutcome(
-            result=CaseResult(
-                axes=dict(case.workload.axes),
-                scalars=dict(case.workload.scalars),
-                distribution=case.distribution(),
-                ok=False,
-                hidden=case.hidden,
-                max_abs_error=None,
-                max_rel_error=None,
-                tolerance=None,
-            ),
-            failure=failure,
-        )
+        return _outcome(case, failure, worst=worst, relative=relative, tolerance=next(iter(tolerances), None))
 
     # --- preparing ---------------------------------------------------------------------------------------------------
     def _prepare(self, problem: Problem, plan: Plan, case: Case, rng: random.Random) -> _Prepared | None:
@@ -501,6 +473,30 @@ class Verifier:
 
 def _oracle_failed(problem: Problem, detail: str) -> InvalidInput:
     return InvalidInput(f"the kernel that defines {problem.name} does not run: {detail}")
+
+
+def _outcome(
+    case: Case,
+    failure: _Failure | None,
+    *,
+    worst: float | None = None,
+    relative: float | None = None,
+    tolerance: Tolerance | None = None,
+) -> _CaseOutcome:
+    """What came of one case; without figures where it never got as far as a comparison."""
+    return _CaseOutcome(
+        result=CaseResult(
+            axes=dict(case.workload.axes),
+            scalars=dict(case.workload.scalars),
+            distribution=case.distribution(),
+            ok=failure is None,
+            hidden=case.hidden,
+            max_abs_error=worst,
+            max_rel_error=relative,
+            tolerance=tolerance,
+        ),
+        failure=failure,
+    )
 
 
 def _ends_the_process(failure: _Failure) -> bool:
