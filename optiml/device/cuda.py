@@ -32,7 +32,7 @@ from optiml.device.device import (
 from optiml.device.lease import Lease, Priority
 from optiml.device.nvml import Clocks, Nvml
 from optiml.device.plan import Plan
-from optiml.device.wire import INDEX_VARIABLE, wire_arrays, wire_launches
+from optiml.device.wire import INDEX_VARIABLE, wire_arrays, wire_steps
 from optiml.errors import Fault, KernelFault, OptimlError, SetupError, WorkerDied, WorkerTimeout
 from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
@@ -176,7 +176,7 @@ class CudaDevice:
         header = {
             "op": "run",
             "arrays": wire_arrays(plan),
-            "launches": wire_launches(plan),
+            "steps": wire_steps(plan, build.ptx),
             "runs": len(contents),
             "outputs": outputs,
         }
@@ -231,10 +231,8 @@ class CudaDevice:
                 for array in wire_arrays(subject.plan)
             ]
             blobs.append(memoryview(subject.build.cubin))
-            launches = wire_launches(subject.plan)
-            described.append(
-                {"cubin": len(blobs) - 1, "arrays": arrays, "launches": launches, "graph": len(launches) > 1}
-            )
+            steps = wire_steps(subject.plan, subject.build.ptx)
+            described.append({"cubin": len(blobs) - 1, "arrays": arrays, "steps": steps, "graph": len(steps) > 1})
         moved = sum(len(blob) for blob in blobs)
         with self._lock, self.lease.held(alone=True, priority=self._priority, patience_s=self._patience_s):
             self._call({"op": "open_timer", "subjects": described}, blobs, timeout_s=timeout_s, moved_bytes=moved)

@@ -11,7 +11,7 @@ differ from call to call.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from optiml.errors import Fault, InvalidInput, KernelFault, SetupError
 
 Header = dict[str, Any]
 Bytes = NDArray[np.uint8]
+Step = Callable[[Any], object]  # puts one step on a stream
 
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 ALIGNMENT = 256  # as cudaMalloc gives, in bytes
@@ -34,7 +35,6 @@ KEPT_BYTES = 1 << 30  # an allocation larger than this is freed after its call
 SPARE_BYTES = 512 << 20  # left to the driver and to others
 LEAST_FLUSH_BYTES = 256 << 20
 DEFAULT_SHARED_BYTES = 48 << 10  # dynamic shared memory above this has to be asked for
-ARGUMENT_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 # What cuGetErrorString says -> kind of fault and what it means (CUDA driver API, CUresult).
 FAULTS: Mapping[str, tuple[str, str]] = {
     "illegal memory access": ("out_of_bounds", "it touched an address outside every allocation"),
@@ -96,7 +96,7 @@ def _description(index: int, device: Any) -> Header:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Span:
+class Span:
     """One array in an arena."""
 
     address: int
@@ -109,16 +109,16 @@ class Arena:
     def __init__(self, base: int, sizes: Mapping[str, int]) -> None:
         names = list(sizes)
         random.shuffle(names)
-        self.spans: dict[str, _Span] = {}
-        self._guards: list[_Span] = []
+        self.spans: dict[str, Span] = {}
+        self._guards: list[Span] = []
         end = base
         address = base + ALIGNMENT * random.randrange(1, MOST_OFFSETS) + GUARD_BYTES
         for name in names:
-            self._guards.append(_Span(address=end, nbytes=address - end))
-            self.spans[name] = _Span(address=address, nbytes=sizes[name])
+            self._guards.append(Span(address=end, nbytes=address - end))
+            self.spans[name] = Span(address=address, nbytes=sizes[name])
             end = address + sizes[name]
             address = -(-(end + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT
-        self._guards.append(_Span(address=end, nbytes=GUARD_BYTES))
+        self._guards.append(Span(address=end, nbytes=GUARD_BYTES))
         self._written: list[Bytes] = []
 
     @staticmethod
@@ -143,7 +143,7 @@ class Arena:
             if not np.array_equal(read, written):
                 raise KernelFault(self._overrun(span, int(np.flatnonzero(read != written)[0])))
 
-    def _overrun(self, guard: _Span, position: int) -> Fault:
+    def _overrun(self, guard: Span, position: int) -> Fault:
         place = guard.address + position
         before = [
             (place - span.address - span.nbytes, name) for name, span in self.spans.items() if span.address <= place
@@ -186,27 +186,28 @@ class CudaContext:
             driver.memset_d8_async(base, 0, needed, self.stream)  # nothing that others computed is left to find
             self.stream.synchronize()
             arena = Arena(base, sizes)
-            launches = [Launch(module, launch, arena.spans) for launch in header["launches"]]
+            steps = Steps(module, header["steps"], arena.spans)
             for run in range(header["runs"]):
                 arena.set_guards()
                 for position, item in enumerate(arrays):
                     self.fill(arena.spans[item["name"]], blobs[run * len(arrays) + position])
                 driver.Context.synchronize()
-                for launch in launches:
-                    launch(self.stream)
+                for call in steps.calls:
+                    call(self.stream)
                     self.stream.synchronize()
                 arena.check_guards()
                 if header["outputs"]:
                     answers += [self.contents(arena.spans[item["name"]]) for item in arrays]
+            steps.free()
         if self._memory_bytes > KEPT_BYTES:
             self._release()
-        return {"launches": [_report(launch) for launch in header["launches"]]}, answers
+        return {"launches": [_report(step) for step in header["steps"] if step["kind"] == "launch"]}, answers
 
     def run_plainly(self, item: Header, folder: Path) -> None:
         """One item of a job (`cuda_job`): every array an allocation of its own, no guards, nothing read back."""
         memory = {array["name"]: allocate(array["nbytes"]) for array in item["arrays"]}
         spans = {
-            array["name"]: _Span(address=int(memory[array["name"]]), nbytes=array["nbytes"]) for array in item["arrays"]
+            array["name"]: Span(address=int(memory[array["name"]]), nbytes=array["nbytes"]) for array in item["arrays"]
         }
         with _faults():
             module = load((folder / item["cubin"]).read_bytes())
@@ -214,15 +215,16 @@ class CudaContext:
                 if array["content"] is not None:
                     self.fill(spans[array["name"]], memoryview((folder / array["content"]).read_bytes()))
             driver.Context.synchronize()
-            launches = [Launch(module, launch, spans) for launch in item["launches"]]
+            steps = Steps(module, item["steps"], spans)
             for _ in range(item["runs"]):
-                for launch in launches:
-                    launch(self.stream)
+                for call in steps.calls:
+                    call(self.stream)
                     self.stream.synchronize()
+            steps.free()
             for piece in memory.values():
                 piece.free()
 
-    def fill(self, span: _Span, blob: memoryview) -> None:
+    def fill(self, span: Span, blob: memoryview) -> None:
         """Copy a blob to an array, again and again where it is shorter."""
         if not span.nbytes:
             return
@@ -235,7 +237,7 @@ class CudaContext:
             driver.memcpy_dtod_async(span.address + done, span.address, piece, self.stream)
             done += piece
 
-    def contents(self, span: _Span) -> memoryview:
+    def contents(self, span: Span) -> memoryview:
         """What an array holds now."""
         found = np.empty(span.nbytes, dtype=np.uint8)
         if span.nbytes:
@@ -305,7 +307,7 @@ class Timer:
         self._stream = context.stream
         self._subjects: list[_Subject] = []
         self._allocations: list[Any] = []
-        self._pristine: dict[tuple[int, int], _Span] = {}
+        self._pristine: dict[tuple[int, int], Span] = {}
         self._rounds = 0
         description = context.description()
         self._flush_bytes = max(4 * description["l2_bytes"], LEAST_FLUSH_BYTES)
@@ -322,22 +324,21 @@ class Timer:
     def _load(self, item: Header, blobs: Sequence[memoryview]) -> _Subject:
         sizes = {array["name"]: array["nbytes"] for array in item["arrays"]}
         arena = Arena(self._allocate(Arena.bytes_needed(sizes)), sizes)
-        sets: list[dict[str, _Span]] = []
+        sets: list[dict[str, Span]] = []
         for index in range(len(item["arrays"][0]["blobs"]) if item["arrays"] else 1):
             sets.append({array["name"]: self._upload(array, array["blobs"][index], blobs) for array in item["arrays"]})
         module = load(blobs[item["cubin"]])
-        launches = [Launch(module, launch, arena.spans) for launch in item["launches"]]
-        subject = _Subject(arena=arena, sets=sets, module=module, launches=launches)
+        subject = _Subject(arena=arena, sets=sets, steps=Steps(module, item["steps"], arena.spans))
         if item["graph"]:
             subject.capture(self._stream)
         arena.set_guards()
         return subject
 
-    def _upload(self, array: Header, blob: int, blobs: Sequence[memoryview]) -> _Span:
+    def _upload(self, array: Header, blob: int, blobs: Sequence[memoryview]) -> Span:
         """A pristine copy in device memory; subjects that are given the same contents share it."""
         key = (blob, array["nbytes"])
         if key not in self._pristine:
-            span = _Span(address=self._allocate(max(array["nbytes"], 1)), nbytes=array["nbytes"])
+            span = Span(address=self._allocate(max(array["nbytes"], 1)), nbytes=array["nbytes"])
             self._context.fill(span, blobs[blob])
             self._pristine[key] = span
         return self._pristine[key]
@@ -390,6 +391,8 @@ class Timer:
 
     def close(self) -> None:
         driver.Context.synchronize()
+        for subject in self._subjects:
+            subject.free()
         for memory in self._allocations:
             memory.free()
         self._allocations = []
@@ -398,20 +401,18 @@ class Timer:
 class _Subject:
     """One loaded plan with its arrays and the sets that they are restored from."""
 
-    def __init__(self, *, arena: Arena, sets: list[dict[str, _Span]], module: Any, launches: list[Launch]) -> None:
+    def __init__(self, *, arena: Arena, sets: list[dict[str, Span]], steps: Steps) -> None:
         self.arena = arena
         self.last_set = 0
         self._sets = sets
-        self._module = module
-        self._launches = launches
+        self._steps = steps
         self._graph: Any = None
 
     def capture(self, stream: Any) -> None:
         """Turn the launches into one graph, so that a launch costs the host one call."""
         handle = cu.CUstream(stream.handle)
         _checked(cu.cuStreamBeginCapture(handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
-        for launch in self._launches:
-            launch(stream)
+        self._steps(stream)
         graph = _checked(cu.cuStreamEndCapture(handle))
         self._graph = _checked(cu.cuGraphInstantiate(graph, 0))
 
@@ -425,28 +426,85 @@ class _Subject:
         if self._graph is not None:
             _checked(cu.cuGraphLaunch(self._graph, cu.CUstream(stream.handle)))
             return
-        for launch in self._launches:
-            launch(stream)
+        self._steps(stream)
+
+    def free(self) -> None:
+        self._steps.free()
 
 
-class Launch:
-    """One launch of a plan with its arguments in place."""
+class Steps:
+    """The steps of a plan with every address in place; calling it puts them all on a stream."""
 
-    def __init__(self, module: Any, launch: Header, spans: Mapping[str, _Span]) -> None:
-        self._function = module.get_function(launch["symbol"])
-        self._grid, self._block = tuple(launch["grid"]), tuple(launch["block"])
-        self._shared_bytes = launch["shared_bytes"]
-        if self._shared_bytes > DEFAULT_SHARED_BYTES:
-            self._function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, self._shared_bytes)
-        formats, self._args = "", []
-        for arg in launch["args"]:
-            data = spans[arg["array"]].address.to_bytes(8, "little") if "array" in arg else bytes.fromhex(arg["value"])
-            formats += ARGUMENT_FORMATS[len(data)]
-            self._args.append(int.from_bytes(data, "little"))
-        self._function.prepare(list(formats))
+    def __init__(self, module: Any, steps: Sequence[Header], spans: Mapping[str, Span]) -> None:
+        self._module = module
+        self._spans = spans
+        self._staged: list[Any] = []  # device memory of what a launcher computed on the host
+        self.calls = [self._prepared(step) for step in steps]
+        driver.Context.synchronize()
 
     def __call__(self, stream: Any) -> None:
-        self._function.prepared_async_call(self._grid, self._block, stream, *self._args, shared_size=self._shared_bytes)
+        for call in self.calls:
+            call(stream)
+
+    def free(self) -> None:
+        for memory in self._staged:
+            memory.free()
+        self._staged = []
+
+    def _prepared(self, step: Header) -> Step:
+        if step["kind"] == "launch":
+            return self._launch(step)
+        if step["kind"] == "memset":
+            target, nbytes = self._range(step["target"], step["nbytes"]), step["nbytes"]
+            return lambda stream: driver.memset_d8_async(target, step["value"], nbytes, stream)
+        if step["kind"] == "copy":
+            nbytes = step["nbytes"]
+            source, target = self._range(step["source"], nbytes), self._range(step["target"], nbytes)
+        else:
+            content = self._data(step["content"])
+            nbytes, target = len(content), self._range(step["target"], len(content))
+            staged = allocate(nbytes)
+            self._staged.append(staged)
+            driver.memcpy_htod(int(staged), np.frombuffer(content, dtype=np.uint8))
+            source = int(staged)
+        return lambda stream: driver.memcpy_dtod_async(target, source, nbytes, stream)
+
+    def _launch(self, step: Header) -> Step:
+        function = self._module.get_function(step["symbol"])
+        grid, block, shared_bytes = tuple(step["grid"]), tuple(step["block"]), step["shared_bytes"]
+        if shared_bytes > DEFAULT_SHARED_BYTES:
+            function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+        packed = bytearray()
+        for offset, arg in zip(step["offsets"], step["args"], strict=True):
+            packed += bytes(offset - len(packed)) + self._data(arg)
+        function.prepare([f"{len(packed)}s"])
+        arguments = bytes(packed)
+        return lambda stream: function.prepared_async_call(grid, block, stream, arguments, shared_size=shared_bytes)
+
+    def _base(self, place: Header) -> tuple[int, int]:
+        """Address and size of the array or module-scope variable that a step names."""
+        if "array" in place:
+            span = self._spans[place["array"]]
+            return span.address, span.nbytes
+        address, nbytes = self._module.get_global(place["symbol"])
+        return int(address), int(nbytes)
+
+    def _range(self, place: Header, nbytes: int) -> int:
+        address, size = self._base(place)
+        if not 0 <= place["offset"] <= size - nbytes:
+            name = place.get("array") or place.get("symbol")
+            raise InvalidInput(f"{nbytes} bytes from byte {place['offset']} of {name} on leave its {size} bytes")
+        return address + int(place["offset"])
+
+    def _data(self, arg: Header) -> bytes:
+        """The bytes of an argument or an upload."""
+        if "value" not in arg:
+            address = self._base(arg)[0] + int(arg["offset"])
+            return (address % (1 << 64)).to_bytes(8, "little")
+        content = bytearray.fromhex(arg["value"])
+        for position, place in arg["pointers"]:
+            content[position : position + 8] = self._data(place)
+        return bytes(content)
 
 
 def load(cubin: memoryview | bytes) -> Any:

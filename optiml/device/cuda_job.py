@@ -8,13 +8,13 @@ FOLDER holds `job.json` and the files that it names:
      "items": [{"name": "...",                    free text, printed as a line `item 0 NAME` before the item runs
                 "cubin": "0.cubin",
                 "arrays": [{"name": "x", "nbytes": 1024, "content": "0-0.bin"}, ...],
-                "launches": [{"symbol", "grid", "block", "shared_bytes", "args"}, ...],   as in `optiml.device.wire`
+                "steps": [{"kind": "launch", "symbol", "grid", ...}, ...],   as `optiml.device.wire.wire_steps` writes
                 "runs": 1}]}
 
 Items run in order; each loads its cubin, allocates every array by itself at its exact size, fills it from `content`
 (repeated where the file is shorter; `null` leaves the memory as the driver gave it, so that initcheck sees reads of
-it), and carries its launches out `runs` times, synchronising after each launch. Contents are written once per item,
-not per run. Kernels launch in the order items × runs × launches, and no other kernel is launched.
+it), and carries its steps out `runs` times, synchronising after each. Contents are written once per item, not per
+run. Kernels launch in the order items × runs × steps, and no other kernel is launched.
 
 Exit 0: all ran. Exit 3: a launch was refused or a kernel broke the context; `failed N REASON` says where, and the
 items after it did not run.
@@ -31,7 +31,7 @@ from typing import Any
 
 from optiml.device.device import Array
 from optiml.device.plan import Plan
-from optiml.device.wire import wire_arrays, wire_launches
+from optiml.device.wire import wire_arrays, wire_steps
 from optiml.errors import OptimlError
 from optiml.problems.data import raw
 from optiml.records import Build
@@ -64,7 +64,7 @@ def write_job(folder: Path, items: Sequence[JobItem], *, device: int = 0) -> Non
                 array["content"] = f"{index}-{position}.bin"
                 (folder / array["content"]).write_bytes(raw(item.contents[array["name"]]))
         described.append(
-            {"name": item.name, "cubin": cubin, "arrays": arrays, "launches": wire_launches(item.plan),
+            {"name": item.name, "cubin": cubin, "arrays": arrays, "steps": wire_steps(item.plan, item.build.ptx),
              "runs": item.runs}
         )  # fmt: skip
     (folder / JOB_NAME).write_text(json.dumps({"device": device, "items": described}), encoding="utf-8")

@@ -13,7 +13,7 @@ import numpy as np
 from optiml.codec import restore
 from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult
 from optiml.device.plan import Plan
-from optiml.device.wire import wire_arrays, wire_launches
+from optiml.device.wire import wire_arrays, wire_steps
 from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
 from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
@@ -79,7 +79,7 @@ class EmulatedDevice:
             "op": "run",
             "ptx": build.ptx,
             "arrays": wire_arrays(plan),
-            "launches": wire_launches(plan),
+            "steps": wire_steps(plan),
             "runs": len(contents),
             "count": count,
             "sample_blocks": sample_blocks,

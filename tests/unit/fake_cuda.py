@@ -1,12 +1,13 @@
 """A CUDA driver made of one numpy array: what `optiml.device.cuda_context` uses of pycuda and cuda.bindings.
 
-A "cubin" is any bytes; a kernel is a Python function registered under its symbol, called with the memory and the raw
-argument integers.
+A "cubin" is any bytes; a kernel is a Python function registered under its symbol, called with the memory and its three
+arguments: two addresses and an integer.
 """
 
 from __future__ import annotations
 
 import importlib
+import struct
 import sys
 import types
 from collections.abc import Callable
@@ -59,10 +60,10 @@ class _Function:
         self._cuda.attributes.append((name, value))
 
     def prepare(self, formats: list[str]) -> None:
-        assert all(item in "BHIQ" for item in formats)
+        assert formats[0][-1] == "s"
 
-    def prepared_async_call(self, grid: Any, block: Any, stream: Any, *args: int, shared_size: int) -> None:
-        self._cuda.kernels[self._symbol](self._cuda, *args)
+    def prepared_async_call(self, grid: Any, block: Any, stream: Any, packed: bytes, *, shared_size: int) -> None:
+        self._cuda.kernels[self._symbol](self._cuda, *struct.unpack("<QQI", packed))
 
 
 class _Event:

@@ -12,14 +12,14 @@ import pytest
 from fake_cuda import FakeCuda, FakeDriverError
 
 from optiml.device.cuda_job import JobItem, carry_out, write_job
-from optiml.device.plan import Plan, PlannedArray, PlannedLaunch, Pointer, Value
-from optiml.device.wire import wire_arrays, wire_launches
+from optiml.device.plan import Copy, Memset, Plan, PlannedArray, PlannedLaunch, Pointer, Upload, Value
+from optiml.device.wire import argument_offsets, wire_arrays, wire_steps
 from optiml.errors import InvalidInput, KernelFault
 from optiml.records import Build, BuildReport
 
 N = 100
 PLAN = Plan(
-    launches=(
+    steps=(
         PlannedLaunch(
             symbol="double", grid=(1, 1, 1), block=(128, 1, 1), shared_bytes=0,
             args=(Pointer(name="x"), Pointer(name="y"), Value(data=N.to_bytes(4, "little"))),
@@ -34,7 +34,8 @@ REPORT = BuildReport(
     arch="sm_80", compiler="none", registers_per_thread=8, shared_bytes_per_block=0, stack_bytes=0, spill_bytes=0,
     log="", seconds=0.0,
 )  # fmt: skip
-BUILD = Build(kernel_id="0" * 16, report=REPORT, ptx="", cubin=b"cubin", entries={"double": "double"}, resources={})
+PTX = ".visible .entry double(.param .u64 x, .param .u64 y, .param .u32 n)"
+BUILD = Build(kernel_id="0" * 16, report=REPORT, ptx=PTX, cubin=b"cubin", entries={"double": "double"}, resources={})
 
 
 def double(cuda: FakeCuda, x: int, y: int, n: int) -> None:
@@ -48,8 +49,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeCuda, Any]:
     return fake, module
 
 
+def test_offsets_follow_the_alignment_of_each_parameter() -> None:
+    ptx = ".entry k(.param .u8 a, .param .align 8 .b8 s[12], .param .u32 b, .param .f64 c)"
+    assert argument_offsets(ptx, "k") == [0, 8, 20, 24]
+
+
 def header(runs: int = 1, **changes: Any) -> dict[str, Any]:
-    return {"arrays": wire_arrays(PLAN), "launches": wire_launches(PLAN), "runs": runs, "outputs": True, **changes}
+    return {"arrays": wire_arrays(PLAN), "steps": wire_steps(PLAN, PTX), "runs": runs, "outputs": True, **changes}
 
 
 def values(*arrays: Any) -> list[memoryview]:
@@ -149,9 +155,34 @@ def test_a_refused_launch_is_no_fault(cuda: tuple[FakeCuda, Any]) -> None:
 
 
 def test_shared_memory_above_48_kib_is_asked_for(cuda: tuple[FakeCuda, Any]) -> None:
-    launches = [{**wire_launches(PLAN)[0], "shared_bytes": 64 << 10}]
-    cuda[1].CudaContext(0).run(header(launches=launches), memoryview(b"c"), values(np.zeros(N), np.zeros(N)))
+    steps = [{**wire_steps(PLAN, PTX)[0], "shared_bytes": 64 << 10}]
+    cuda[1].CudaContext(0).run(header(steps=steps), memoryview(b"c"), values(np.zeros(N), np.zeros(N)))
     assert cuda[0].attributes == [("shared", 64 << 10)]
+
+
+def test_transfers_of_a_launcher_are_carried_out_in_order(cuda: tuple[FakeCuda, Any]) -> None:
+    place = Pointer(name="y", offset=4)
+    plan = Plan(
+        steps=(
+            Memset(target=Pointer(name="y"), value=1, nbytes=4 * N),
+            Upload(target=place, content=Value(data=bytes(8), pointers=((0, Pointer(name="x", offset=16)),))),
+            Copy(source=place, target=Pointer(name="y", offset=40), nbytes=8),
+        ),
+        arrays=PLAN.arrays,
+    )
+    context = cuda[1].CudaContext(0)
+    _, answers = context.run(header(steps=wire_steps(plan, PTX)), memoryview(b"c"), values(np.zeros(N), np.zeros(N)))
+    y = np.frombuffer(answers[1], dtype=np.uint8)
+    address = int.from_bytes(y[4:12].tobytes(), "little")
+    assert address % 256 == 16
+    assert y[40:48].tobytes() == y[4:12].tobytes()
+    assert set(y[12:40]) == {1}
+
+
+def test_a_transfer_that_leaves_its_array_is_refused(cuda: tuple[FakeCuda, Any]) -> None:
+    plan = Plan(steps=(Memset(target=Pointer(name="y", offset=8), value=1, nbytes=4 * N),), arrays=PLAN.arrays)
+    with pytest.raises(InvalidInput, match="leave its 400 bytes"):
+        cuda[1].CudaContext(0).run(header(steps=wire_steps(plan)), memoryview(b"c"), values(np.zeros(N), np.zeros(N)))
 
 
 def test_a_timer_restores_every_run_from_the_next_set_and_runs_a_b_b_a(cuda: tuple[FakeCuda, Any]) -> None:
@@ -170,7 +201,7 @@ def test_a_timer_restores_every_run_from_the_next_set_and_runs_a_b_b_a(cuda: tup
     arrays = [{**array, "blobs": [0, 0] if array["name"] == "y" else [2, 3]} for array in wire_arrays(PLAN)]
     arrays[1]["blobs"] = [1, 1]
     subjects = [
-        {"cubin": 0, "arrays": arrays, "launches": [{**wire_launches(PLAN)[0], "symbol": name}], "graph": False}
+        {"cubin": 0, "arrays": arrays, "steps": [{**wire_steps(PLAN, PTX)[0], "symbol": name}], "graph": False}
         for name in "ab"
     ]
     context = module.CudaContext(0)

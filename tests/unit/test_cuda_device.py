@@ -13,6 +13,7 @@ from test_cuda_context import BUILD, PLAN, N
 from optiml.device.cuda import CudaDevice, Gpu, model_of
 from optiml.device.device import TimedDevice, TimedSubject, Timer
 from optiml.device.lease import Lease
+from optiml.device.plan import Plan
 from optiml.errors import Busy, Fault, KernelFault, WorkerDied, WorkerTimeout
 
 GPU = Gpu(
@@ -57,7 +58,7 @@ def run(made: CudaDevice) -> Any:
 
 
 def echo(header: dict[str, Any], blobs: list[Any]) -> Reply:
-    reports = [{**launch, "blocks_total": 1, "blocks_run": 1} for launch in header["launches"]]
+    reports = [{**launch, "blocks_total": 1, "blocks_run": 1} for launch in header["steps"]]
     return {"launches": reports}, [memoryview(bytes(blob)) for blob in blobs[1:]]
 
 
@@ -130,9 +131,7 @@ def test_a_fault_inside_a_timer_releases_the_gpu(tmp_path: Path) -> None:
 
 def test_several_launches_are_replayed_as_one_graph(tmp_path: Path) -> None:
     worker = ScriptedWorker(({}, []), ({}, []))
-    twice = TimedSubject(
-        build=BUILD, plan=type(PLAN)(launches=PLAN.launches * 2, arrays=PLAN.arrays), contents=subject().contents
-    )
+    twice = TimedSubject(build=BUILD, plan=Plan(steps=PLAN.steps * 2, arrays=PLAN.arrays), contents=subject().contents)
     with device(tmp_path, worker).timer([subject(), twice], timeout_s=1.0):
         pass
     assert [item["graph"] for item in worker.asked[0]["subjects"]] == [False, True]
