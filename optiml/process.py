@@ -290,6 +290,7 @@ def run(
     output_cap_bytes: int = 1 << 20,
     environment: Mapping[str, str] | None = None,
     cancelled: threading.Event | None = None,
+    confined: bool = False,
 ) -> Finished:
     """Run an outside program under `policy` and wait for it; no process of it remains.
 
@@ -302,12 +303,13 @@ def run(
         output_cap_bytes: kept of each output; the rest is read and dropped.
         environment: variables added to the few that it gets.
         cancelled: set by another thread to end the program early.
+        confined: do not start it where the sandbox is not strong enough for a stranger's code (`Layers.strong`).
 
     Raises:
         WorkerTimeout: it outlived `timeout_s`.
         WorkerDied: it was cancelled.
         ToolFailed: it could not be started.
-        SetupError: no child can be started here.
+        SetupError: no child can be started here; code `no_sandbox` if it would not have been confined.
     """
     program = shutil.which(argv[0])
     if program is None:
@@ -325,10 +327,13 @@ def run(
                 "policy": child.policy.to_json(),
                 "argv": [program, *argv[1:]],
                 "environment": _environment(child.policy.scratch, environment or {}),
+                "confined": confined,
             },
             deadline=deadline,
         )
         layers = _decode_layers(child.channel.receive(deadline=deadline)[0])
+        if confined and not layers.strong:
+            raise SetupError(_unconfined(layers), code="no_sandbox")
         with contextlib.suppress(EOFError):  # the end of file is the exec that succeeded
             reply, _ = child.channel.receive(deadline=deadline)
             raise ToolFailed(f"{name} could not be started: {reply.get('failed')}")
@@ -350,6 +355,11 @@ def run(
         seconds=time.monotonic() - started,
         layers=layers,
     )
+
+
+def _unconfined(layers: Layers) -> str:
+    lacks = "; ".join(layers.notes) or "files, network or processes cannot be confined"
+    return f"no sandbox can be made here that is strong enough for foreign code: {lacks}"
 
 
 class _Cancelled(Exception):
@@ -749,7 +759,7 @@ def child() -> None:
         os._exit(0)
     policy = Policy.from_json(orders["policy"])
     if "argv" in orders:
-        _become_program(channel, policy, orders["argv"], orders["environment"])
+        _become_program(channel, policy, orders)
     sys.path += [path for path in orders["paths"] if path not in sys.path]
     channel.send({"layers": sandbox.apply(policy).to_json()})
     if orders["module"] is None:  # a probe
@@ -822,10 +832,14 @@ def _leave_guard_behind(parent: int, channel_fd: int, status_fd: int) -> None:
         signal.pause()
 
 
-def _become_program(channel: Channel, policy: Policy, argv: list[str], environment: dict[str, str]) -> None:
+def _become_program(channel: Channel, policy: Policy, orders: dict[str, Any]) -> None:
+    argv, environment = orders["argv"], orders["environment"]
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
-    channel.send({"layers": sandbox.apply(policy, before_exec=True).to_json()})
+    layers = sandbox.apply(policy, before_exec=True)
+    channel.send({"layers": layers.to_json()})
+    if orders["confined"] and not layers.strong:
+        os._exit(127)
     try:
         os.execve(argv[0], argv, environment)
     except (OSError, ValueError) as error:
