@@ -13,7 +13,6 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -120,12 +119,13 @@ class NvccCompiler:
         if library is not None:
             return CompileFailure(
                 reason=None,
-                detail=f"the launcher includes {library}, whose algorithms launch kernels of their own and read results "
-                "back, which the recorder cannot hold: write the kernel out",
+                detail=f"the launcher includes {library}, whose algorithms launch kernels of their own and read "
+                "results back, which the recorder cannot hold: write the kernel out",
             )
         if self._toolkit is None:
             return CompileFailure(
-                reason=None, detail=f"a launcher needs nvcc, which was not found: {INSTALL}, or give the kernel as launches"
+                reason=None,
+                detail=f"a launcher needs nvcc, which was not found: {INSTALL}, or give the kernel as launches",
             )
         if shutil.which("g++") is None:
             return CompileFailure(
@@ -221,7 +221,9 @@ class NvccCompiler:
             options = ["-O1", "-cudart", "none", "-Xcompiler", "-rdynamic", "recorder.c", "-o", RECORDER_NAME, "-ldl"]
             finished = self._nvcc(toolkit, folder, options)
             if finished.exit_code != 0:
-                raise SetupError(f"the recorder does not build here: {_first_error(_text(finished))}", code="no_compiler")
+                raise SetupError(
+                    f"the recorder does not build here: {_first_error(_text(finished))}", code="no_compiler"
+                )
             return _read(folder, RECORDER_NAME)
         finally:
             remove_folder(folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,9 +24,10 @@ from optiml.scratch import ScratchFolders, remove_folder
 
 CPU_S, WALL_S = 5, 15.0
 MEMORY_BYTES = 2 << 30
-OUTPUT_BYTES = 56 << 20  # a little more than the longest record
+OUTPUT_BYTES = 21 << 20  # a little more than the longest record
 MAX_SLOTS = 512
 _folders = ScratchFolders()
+_BY_SIGNAL = {int(signal.SIGXCPU): "timed_out", int(signal.SIGKILL): "timed_out", int(signal.SIGSYS): "trapped"}
 
 Extent = tuple[int, int, int]
 Refusal = Literal["escape", "refused", "limit", "unsupported", "missing"]
@@ -145,9 +147,10 @@ class Recording:
     """What one call asked for, in order, and how it ended.
 
     Attributes:
-        ending: `returned`; `left` (it called exit), `crashed`, `arithmetic`, `aborted`, `touched` (device memory),
-            `unloaded`, `nameless`, `unfiltered`, as the recorder says; or as seen from here: `timed_out`, `flooded`,
-            `gone` (it ended without a record), `damaged` (the record is not one).
+        ending: `returned`; what the recorder says: `left` (it called exit), `crashed`, `arithmetic`, `aborted`,
+            `touched` (device memory), `unloaded`, `nameless`, `unfiltered`; or what is seen from here: `timed_out`,
+            `flooded`, `trapped` (a forbidden system call with signals blocked, as in `system`), `gone` (no record),
+            `damaged` (not a record).
     """
 
     events: tuple[Event, ...]
@@ -199,6 +202,7 @@ def record(orders: Orders, library: bytes, recorder: bytes) -> Recording:
             stdin=orders.text(nonce).encode("ascii"),
             output_cap_bytes=OUTPUT_BYTES,
             confined=True,
+            stop_at_cap=True,
         )
     except WorkerTimeout:
         return Recording(events=(), ending="timed_out")
@@ -212,10 +216,11 @@ def record(orders: Orders, library: bytes, recorder: bytes) -> Recording:
 def _read(finished: Finished, nonce: str, orders: Orders) -> Recording:
     head, tail = f"optiml-record {nonce}\n".encode(), f"optiml-end {nonce}\n".encode()
     text = finished.stdout
+    if finished.truncated:
+        return Recording(events=(), ending="flooded")
     if not text:
-        if finished.truncated:
-            return Recording(events=(), ending="flooded")
-        return Recording(events=(), ending="timed_out" if finished.exit_code in (-24, -9) else "gone")
+        ending = _BY_SIGNAL.get(-finished.exit_code, "gone")
+        return Recording(events=(), ending=ending)
     if not (text.startswith(head) and text.endswith(tail)):
         return Recording(events=(), ending="damaged")
     try:

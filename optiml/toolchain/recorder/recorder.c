@@ -46,7 +46,7 @@ enum {
     MAX_ENTRIES = 512, MAX_PARAMETERS = 128, MAX_SLOTS = 512, MAX_STREAMS = 66, MAX_EVENTS = 256, MAX_ARGUMENTS = 96,
     MAX_FUNCTIONS = 512, MAX_VARIABLES = 256, MAX_DEPTH = 16, MAX_OPERATIONS = 4096,
 };
-#define RECORD_BYTES ((size_t)48 << 20)
+#define RECORD_BYTES ((size_t)20 << 20)
 #define UPLOAD_BYTES ((size_t)8 << 20)
 #define FIRST_ADDRESS ((uint64_t)0x200000000000)
 #define SLOT_BYTES ((uint64_t)1 << 36)
@@ -1041,7 +1041,7 @@ static const struct { int number; const char *name; } named_calls[] = {
     {SYS_openat, "openat (a file)"}, {SYS_unlinkat, "unlinkat (a file)"}, {SYS_mkdirat, "mkdirat (a folder)"},
     {SYS_faccessat, "faccessat (a file)"}, {SYS_readlinkat, "readlinkat (a file)"},
     {SYS_socket, "socket (the network)"}, {SYS_connect, "connect (the network)"}, {SYS_bind, "bind (the network)"},
-    {SYS_ptrace, "ptrace (another process)"}, {SYS_process_vm_readv, "process_vm_readv (another process)"},
+    {SYS_getppid, "getppid (another process)"}, {SYS_ptrace, "ptrace (another process)"}, {SYS_process_vm_readv, "process_vm_readv (another process)"},
     {SYS_process_vm_writev, "process_vm_writev (another process)"}, {SYS_kill, "kill (another process)"},
 };
 
