@@ -60,6 +60,8 @@ from optiml.search.propose import problem_dtype, suggest
 from optiml.searches import RULES, Answer, Request, RunSummary, Searches, SearchProgress, model_named
 from optiml.settings import Settings
 from optiml.store import Store, open_store
+from optiml.toolchain.compilers import Compilers
+from optiml.toolchain.nvcc import NvccCompiler
 from optiml.toolchain.nvrtc import Compiler
 from optiml.toolchain.signatures import with_launches
 from optiml.verify.inputs import cost
@@ -134,7 +136,8 @@ class Workbench:
                 nvrtc = Compiler(
                     timeout_s=self.settings.compile_timeout_s, memory_bytes=self.settings.compile_memory_bytes
                 )
-                self._compiler = CachedCompiler(nvrtc, self.store)
+                nvcc = NvccCompiler(memory_bytes=self.settings.compile_memory_bytes)
+                self._compiler = CachedCompiler(Compilers(nvrtc, nvcc), self.store)
                 self._closing.callback(self._compiler.close)
             return self._compiler
 
