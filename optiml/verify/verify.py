@@ -127,21 +127,12 @@ class Verifier:
         """
         started = time.monotonic()
         rng = random.Random(secrets.randbits(63) if seed is None else seed)
-        if kernel.launcher is not None:
-            return self._verdict(
-                kernel,
-                problem,
-                "unverified",
-                None,
-                "a launcher needs the launch recorder, which this version lacks: give the kernel as launches",
-                started,
-                warnings=warnings,
-            )
         if build is None:
             build = self._compiler.compile(kernel, self._device.info.arch)
         if isinstance(build, CompileFailure):
+            status: Status = "unverified" if build.reason is None else "rejected"
             return self._verdict(
-                kernel, problem, "rejected", build.reason, build.detail, started, log=build.log, warnings=warnings
+                kernel, problem, status, build.reason, build.detail, started, log=build.log, warnings=warnings
             )
         degenerate = self._why_degenerate(problem)
         if degenerate is not None:
@@ -150,6 +141,15 @@ class Verifier:
                 kernel, problem, "unverified", "problem_degenerate", detail, started, build=build, warnings=warnings
             )
         return self._run_cases(kernel, problem, build, rng, level, reduced, started, warnings)
+
+    def why_unsound(self, problem: Problem) -> str | None:
+        """Why a problem cannot judge a kernel: a control output passes its cases; None where it can.
+
+        Raises:
+            InvalidInput: its reference cannot be run, or does not give what the problem declares.
+        """
+        degenerate = self._why_degenerate(problem)
+        return None if degenerate is None else f"{degenerate} passes every case: use sizes and data that tell it apart"
 
     # --- the cases ---------------------------------------------------------------------------------------------------
     def _run_cases(
