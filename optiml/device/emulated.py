@@ -12,7 +12,8 @@ import numpy as np
 
 from optiml.codec import restore
 from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult
-from optiml.device.plan import Plan, Pointer
+from optiml.device.plan import Plan
+from optiml.device.wire import wire_arrays, wire_steps
 from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
 from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
@@ -77,20 +78,8 @@ class EmulatedDevice:
         header = {
             "op": "run",
             "ptx": build.ptx,
-            "arrays": [{"name": name, "nbytes": plan.arrays[name].nbytes} for name in names],
-            "launches": [
-                {
-                    "symbol": launch.symbol,
-                    "grid": launch.grid,
-                    "block": launch.block,
-                    "shared_bytes": launch.shared_bytes,
-                    "args": [
-                        {"array": arg.name} if isinstance(arg, Pointer) else {"value": arg.data.hex()}
-                        for arg in launch.args
-                    ],
-                }
-                for launch in plan.launches
-            ],
+            "arrays": wire_arrays(plan),
+            "steps": wire_steps(plan),
             "runs": len(contents),
             "count": count,
             "sample_blocks": sample_blocks,

@@ -11,11 +11,12 @@ import numpy as np
 
 from optiml.codec import encode
 from optiml.device.sampling import sampled_blocks
+from optiml.errors import InvalidInput
 from optiml.problems.data import raw
 from optiml.process import serve
 from optiml.ptx import Machine, Module, parse
 from optiml.ptx.counters import Counters
-from optiml.ptx.machine import LaunchResult, Limits
+from optiml.ptx.machine import LaunchResult, Limits, LoadedModule
 
 Header = dict[str, Any]
 
@@ -32,6 +33,7 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     arrays = header["arrays"]
     addresses = {item["name"]: machine.allocate(item["nbytes"], name=item["name"]) for item in arrays}
     loaded = machine.load(_parsed(header["ptx"]))
+    places = _Places(addresses, loaded)
     answers: list[memoryview] = []
     reports: list[Header] = []
     for run in range(header["runs"]):
@@ -40,22 +42,25 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
             _fill(machine.memory(addresses[item["name"]]), np.frombuffer(blob, dtype=np.uint8), fresh=run == 0)
         last = run == header["runs"] - 1
         reports = []
-        for launch in header["launches"]:
-            grid, block = tuple(launch["grid"]), tuple(launch["block"])
+        for step in header["steps"]:
+            if step["kind"] != "launch":
+                _transfer(step, machine, places)
+                continue
+            grid, block = tuple(step["grid"]), tuple(step["block"])
             total = grid[0] * grid[1] * grid[2]
             chosen = None if header["sample_blocks"] is None else sampled_blocks(total, header["sample_blocks"])
             result = machine.launch(
                 loaded,
-                launch["symbol"],
+                step["symbol"],
                 grid=grid,
                 block=block,
-                shared_bytes=launch["shared_bytes"],
-                args=[_argument(arg, addresses) for arg in launch["args"]],
+                shared_bytes=step["shared_bytes"],
+                args=[places.data(arg) for arg in step["args"]],
                 count=header["count"] and last,
                 blocks=chosen,
                 limits=Limits(deadline=deadline, l1_bytes=header["l1_share_bytes"], resident_blocks=1),
             )
-            reports.append(_report(launch, result))
+            reports.append(_report(step, result))
         if header["outputs"]:
             answers += [raw(machine.memory(addresses[item["name"]]).copy()) for item in arrays]
     return {"launches": reports}, answers
@@ -71,8 +76,53 @@ def _fill(memory: np.ndarray[Any, Any], content: np.ndarray[Any, Any], *, fresh:
         memory[whole:] = content[: memory.size - whole]
 
 
-def _argument(arg: Header, addresses: dict[str, int]) -> bytes:
-    return addresses[arg["array"]].to_bytes(8, "little") if "array" in arg else bytes.fromhex(arg["value"])
+class _Places:
+    """Addresses of arrays and module-scope variables, as the steps of a plan name them."""
+
+    def __init__(self, arrays: dict[str, int], loaded: LoadedModule) -> None:
+        self._arrays = arrays
+        self._loaded = loaded
+
+    def base(self, place: Header) -> int:
+        """Where the named memory starts."""
+        if "array" in place:
+            return self._arrays[place["array"]]
+        if place["symbol"] not in self._loaded.module.globals:
+            raise InvalidInput(f"the kernel has no variable {place['symbol']!r}")
+        return self._loaded.address(place["symbol"])
+
+    def data(self, arg: Header) -> bytes:
+        """The bytes of an argument or an upload."""
+        if "value" not in arg:
+            return self._address(arg)
+        content = bytearray.fromhex(str(arg["value"]))
+        for position, place in arg["pointers"]:
+            content[position : position + 8] = self._address(place)
+        return bytes(content)
+
+    def _address(self, place: Header) -> bytes:
+        address = (self.base(place) + int(place["offset"])) % (1 << 64)
+        return address.to_bytes(8, "little")
+
+
+def _transfer(step: Header, machine: Machine, places: _Places) -> None:
+    """Carry out a memset, copy or upload."""
+    if step["kind"] == "memset":
+        _range(machine, places, step["target"], step["nbytes"])[:] = step["value"]
+    elif step["kind"] == "copy":
+        target = _range(machine, places, step["target"], step["nbytes"])
+        target[:] = _range(machine, places, step["source"], step["nbytes"])
+    else:
+        content = places.data(step["content"])
+        _range(machine, places, step["target"], len(content))[:] = np.frombuffer(content, dtype=np.uint8)
+
+
+def _range(machine: Machine, places: _Places, place: Header, nbytes: int) -> np.ndarray[Any, Any]:
+    whole = machine.memory(places.base(place))
+    if not 0 <= place["offset"] <= len(whole) - nbytes:
+        name = place.get("array") or place.get("symbol")
+        raise InvalidInput(f"{nbytes} bytes from byte {place['offset']} of {name} on leave its {len(whole)} bytes")
+    return whole[place["offset"] : place["offset"] + nbytes]
 
 
 def _report(launch: Header, result: LaunchResult) -> Header:
