@@ -13,8 +13,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from optiml.codec import encode, restore
 from optiml.errors import OptimlError, SetupError, WorkerDied
@@ -22,7 +23,7 @@ from optiml.evaluate import CachedCompiler
 from optiml.process import Worker
 from optiml.records import Build, Generated, Judgement, Kernel, Profile, SearchResult, Verdict
 from optiml.sandbox import Policy
-from optiml.settings import ModelEndpoint, Settings
+from optiml.settings import Settings
 from optiml.toolchain.nvrtc import CompileFailure
 from optiml.workbench import SearchProgress, Workbench
 from optiml_mcp.background import current_cancellation
@@ -225,19 +226,13 @@ class HostedWorkbench(Workbench):
 # --- settings as JSON ------------------------------------------------------------------------------------------------
 def settings_to_json(settings: Settings) -> dict[str, Any]:
     """Settings for the private channel to a host; keys of models are never among them, only where they lie."""
-    fields = {**vars(settings), "home": str(settings.home), "roots": [str(root) for root in settings.roots]}
-    return {**fields, "model": None if settings.model is None else vars(settings.model), "warnings": []}
+    fields: dict[str, Any] = _SETTINGS.dump_python(settings, mode="json")
+    return fields
 
 
 def settings_from_json(data: Mapping[str, Any]) -> Settings:
     """The inverse of `settings_to_json`."""
-    model = data["model"]
-    return Settings(
-        **{
-            **data,
-            "home": Path(data["home"]),
-            "roots": tuple(Path(root) for root in data["roots"]),
-            "model": None if model is None else ModelEndpoint(**model),
-            "warnings": (),
-        }
-    )
+    return _SETTINGS.validate_python(data)
+
+
+_SETTINGS = TypeAdapter(Settings)

@@ -20,7 +20,7 @@ from test_asktell import COALESCED, SCALE, SEED, call, program
 from test_running import alive, descendants, until
 
 from optiml.errors import InvalidInput, NotAccepted, WorkerDied
-from optiml.settings import ModelEndpoint, Settings, read_settings
+from optiml.settings import ModelEndpoint, Settings, TextMixture, read_settings
 from optiml_mcp.background import Cancellation
 from optiml_mcp.hosted import HostedWorkbench, settings_from_json, settings_to_json
 
@@ -104,7 +104,8 @@ def test_settings_reach_a_host_whole() -> None:
         device="emulator:h100",
         trust_reference=True,
         kernel_timeout_s=3.5,
-        model=ModelEndpoint(name="m", url="http://127.0.0.1/v1", key_env="KEY"),
+        chat=ModelEndpoint(name="m", url="http://127.0.0.1/v1", key_env="KEY"),
+        text_mixture=TextMixture(experts=(ModelEndpoint(name="n"),)),
     )
     assert settings_from_json(json.loads(json.dumps(settings_to_json(settings)))) == settings
 
