@@ -30,20 +30,26 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     deadline = time.monotonic() + header["timeout_s"]
     machine = Machine()
     arrays = header["arrays"]
-    addresses = {item["name"]: machine.allocate(item["nbytes"], name=item["name"]) for item in arrays}
+    shift = header["shift_bytes"]
+    starts = {item["name"]: machine.allocate(item["nbytes"] + shift, name=item["name"]) for item in arrays}
+    addresses = {name: start + shift for name, start in starts.items()}
     loaded = machine.load(_parsed(header["ptx"]))
     answers: list[memoryview] = []
     reports: list[Header] = []
     for run in range(header["runs"]):
         for position, item in enumerate(arrays):
             blob = blobs[run * len(arrays) + position]
-            _fill(machine.memory(addresses[item["name"]]), np.frombuffer(blob, dtype=np.uint8), fresh=run == 0)
+            start = starts[item["name"]]
+            _fill(machine.memory(start)[shift:], np.frombuffer(blob, dtype=np.uint8), fresh=run == 0)
+            if item["undefined"] and "uninitialised" in header["checks"]:
+                machine.track_writes(start)
         last = run == header["runs"] - 1
+        checks = frozenset(header["checks"] if run < header["checked_runs"] else ())
         reports = []
         for launch in header["launches"]:
             grid, block = tuple(launch["grid"]), tuple(launch["block"])
             total = grid[0] * grid[1] * grid[2]
-            chosen = None if header["sample_blocks"] is None else sampled_blocks(total, header["sample_blocks"])
+            chosen = _chosen_blocks(total, header)
             result = machine.launch(
                 loaded,
                 launch["symbol"],
@@ -54,11 +60,19 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
                 count=header["count"] and last,
                 blocks=chosen,
                 limits=Limits(deadline=deadline, l1_bytes=header["l1_share_bytes"], resident_blocks=1),
+                checks=checks,
+                unwritten=header["unwritten"],
             )
             reports.append(_report(launch, result))
         if header["outputs"]:
-            answers += [raw(machine.memory(addresses[item["name"]]).copy()) for item in arrays]
+            answers += [raw(machine.memory(starts[item["name"]])[shift:].copy()) for item in arrays]
     return {"launches": reports}, answers
+
+
+def _chosen_blocks(total: int, header: Header) -> Sequence[int] | None:
+    if header["sample_blocks"] is not None:
+        return sampled_blocks(total, header["sample_blocks"])
+    return range(total - 1, -1, -1) if header["reverse"] else None
 
 
 def _fill(memory: np.ndarray[Any, Any], content: np.ndarray[Any, Any], *, fresh: bool) -> None:
@@ -85,6 +99,7 @@ def _report(launch: Header, result: LaunchResult) -> Header:
         "blocks_run": result.blocks_run,
         "counters": None if result.counters is None else _wire_counters(result.counters),
         "printed": result.printf,
+        "engine": result.engine,
     }
 
 

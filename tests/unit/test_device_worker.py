@@ -11,8 +11,9 @@ EMPTY_MODULE = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k
 
 def test_short_contents_fill_the_array_in_every_run_zeros_too() -> None:
     header = {
-        "ptx": EMPTY_MODULE, "arrays": [{"name": "y", "nbytes": 10}], "launches": [], "runs": 3, "count": False,
-        "sample_blocks": None, "l1_share_bytes": 1 << 16, "outputs": True, "timeout_s": 10.0,
+        "ptx": EMPTY_MODULE, "arrays": [{"name": "y", "nbytes": 10, "undefined": True}], "launches": [], "runs": 3, "count": False,
+        "sample_blocks": None, "l1_share_bytes": 1 << 16, "outputs": True, "timeout_s": 10.0, "checks": [],
+        "checked_runs": 0, "unwritten": 0xFF, "reverse": False, "shift_bytes": 0,
     }  # fmt: skip
     contents = [np.array([1, 2, 3], np.uint8), np.zeros(1, np.uint8), np.arange(10, dtype=np.uint8)]
     _, answers = handle(header, [item.data for item in contents])
