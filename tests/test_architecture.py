@@ -14,7 +14,7 @@ LAYERS = (  # low to high; a folder's modules may import one another
     ("optiml.records", "optiml.expressions"),
     ("optiml.codec", "optiml.diffs", "optiml.frames", "optiml.sandbox", "optiml.scratch"),
     ("optiml.settings", "optiml.process", "optiml.store", "optiml.kernel_file"),
-    ("optiml.ptx", "optiml.problems"),
+    ("optiml.ptx", "optiml.problems", "optiml.llm"),
     ("optiml.toolchain",),
     ("optiml.device",),
     ("optiml.reward",),

@@ -12,7 +12,7 @@ import numpy as np
 
 from optiml.codec import restore
 from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult, Scrutiny
-from optiml.device.plan import Plan, Pointer
+from optiml.device.plan import Copy, Memset, Plan, PlannedLaunch, Pointer, Step, Upload, Value
 from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
 from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
@@ -87,19 +87,7 @@ class EmulatedDevice:
                 }
                 for name, array in plan.arrays.items()
             ],
-            "launches": [
-                {
-                    "symbol": launch.symbol,
-                    "grid": launch.grid,
-                    "block": launch.block,
-                    "shared_bytes": launch.shared_bytes,
-                    "args": [
-                        {"array": arg.name} if isinstance(arg, Pointer) else {"value": arg.data.hex()}
-                        for arg in launch.args
-                    ],
-                }
-                for launch in plan.launches
-            ],
+            "steps": [_wire_step(step) for step in plan.steps],
             "runs": len(contents),
             "count": count,
             "sample_blocks": sample_blocks,
@@ -144,6 +132,40 @@ class EmulatedDevice:
 
     def close(self) -> None:
         self._worker.close()
+
+
+def _wire_step(step: Step) -> dict[str, Any]:
+    match step:
+        case PlannedLaunch():
+            return {
+                "kind": "launch",
+                "symbol": step.symbol,
+                "grid": step.grid,
+                "block": step.block,
+                "shared_bytes": step.shared_bytes,
+                "args": [_wire_argument(arg) for arg in step.args],
+            }
+        case Memset():
+            return {"kind": "memset", "target": _wire(step.target), "value": step.value, "nbytes": step.nbytes}
+        case Copy():
+            return {
+                "kind": "copy",
+                "source": _wire(step.source),
+                "target": _wire(step.target),
+                "nbytes": step.nbytes,
+            }
+        case Upload():
+            return {"kind": "upload", "target": _wire(step.target), "content": _wire_argument(step.content)}
+
+
+def _wire(pointer: Pointer) -> dict[str, Any]:
+    return {"symbol" if pointer.symbol else "array": pointer.name, "offset": pointer.offset}
+
+
+def _wire_argument(arg: Pointer | Value) -> dict[str, Any]:
+    if isinstance(arg, Pointer):
+        return _wire(arg)
+    return {"value": arg.data.hex(), "pointers": [[position, _wire(pointer)] for position, pointer in arg.pointers]}
 
 
 def _report(item: Mapping[str, Any]) -> LaunchReport:

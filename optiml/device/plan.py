@@ -15,30 +15,40 @@ from optiml.errors import InvalidInput, OptimlError
 from optiml.expressions import evaluate, evaluate_float, names_in
 from optiml.problems.data import array_shape, element_bytes, from_float64, is_float, storage_dtype
 from optiml.problems.problem import names_of
-from optiml.records import Build, DeviceInfo, Kernel, Launch, Problem, Scalar, Workload
+from optiml.records import Build, DeviceInfo, Kernel, Launch, Problem, Reason, Scalar, Workload
 
 Role = Literal["input", "output", "inout", "workspace"]
 MAX_ARRAY_BYTES = 1 << 34
 
 
 class BadLaunch(OptimlError):
-    """The launch plan cannot be carried out at these sizes: the kernel's fault (`bad_launch`)."""
+    """The launch plan cannot be carried out at these sizes: the kernel's fault, for `reason` of contract §6."""
 
     code = "bad_launch"
+
+    def __init__(self, message: str, *, reason: Reason = "bad_launch") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pointer:
-    """An argument that is the address of a named array."""
+    """An address: `offset` bytes from the start of a named array, or of a module-scope variable if `symbol`."""
 
     name: str
+    offset: int = 0
+    symbol: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """An argument passed by value, as the bytes the kernel's parameter takes."""
+    """Bytes: an argument passed by value, or what a launcher uploads.
+
+    Each of `pointers` (byte position, address) is written over eight bytes of `data` once addresses are known.
+    """
 
     data: bytes
+    pointers: tuple[tuple[int, Pointer], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,35 @@ class PlannedLaunch:
     block: tuple[int, int, int]
     shared_bytes: int
     args: tuple[Pointer | Value, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memset:
+    """Set `nbytes` bytes from `target` on to `value` (0..255)."""
+
+    target: Pointer
+    value: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """Copy `nbytes` bytes of device memory; the two ranges do not overlap."""
+
+    source: Pointer
+    target: Pointer
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """Write bytes that the launcher computed on the host into device memory."""
+
+    target: Pointer
+    content: Value
+
+
+Step = PlannedLaunch | Memset | Copy | Upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +107,19 @@ class PlannedArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    launches: tuple[PlannedLaunch, ...]
+    """What one call of a kernel does: steps in order on one stream, over arrays.
+
+    A plan in formulas holds launches only; one recorded from a launcher may hold every kind of step, and what the
+    launcher allocated is among the arrays as a workspace.
+    """
+
+    steps: tuple[Step, ...]
     arrays: Mapping[str, PlannedArray]
+
+    @property
+    def launches(self) -> tuple[PlannedLaunch, ...]:
+        """The launches among the steps."""
+        return tuple(step for step in self.steps if isinstance(step, PlannedLaunch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +174,7 @@ def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workl
         _check_limits(index, grid, block, shared, static, limits)
         args = _arguments(launch, parameters.get(symbol, ()), arrays, problem, names, index)
         launches.append(PlannedLaunch(symbol=symbol, grid=grid, block=block, shared_bytes=shared, args=args))
-    return Plan(launches=tuple(launches), arrays=arrays)
+    return Plan(steps=tuple(launches), arrays=arrays)
 
 
 def _arrays(kernel: Kernel, problem: Problem, names: Mapping[str, Scalar]) -> dict[str, PlannedArray]:

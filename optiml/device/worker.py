@@ -11,11 +11,12 @@ import numpy as np
 
 from optiml.codec import encode
 from optiml.device.sampling import sampled_blocks
+from optiml.errors import InvalidInput
 from optiml.problems.data import raw
 from optiml.process import serve
 from optiml.ptx import Machine, Module, parse
 from optiml.ptx.counters import Counters
-from optiml.ptx.machine import LaunchResult, Limits
+from optiml.ptx.machine import LaunchResult, Limits, LoadedModule
 
 Header = dict[str, Any]
 
@@ -32,8 +33,8 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     arrays = header["arrays"]
     shift = header["shift_bytes"]
     starts = {item["name"]: machine.allocate(item["nbytes"] + shift, name=item["name"]) for item in arrays}
-    addresses = {name: start + shift for name, start in starts.items()}
     loaded = machine.load(_parsed(header["ptx"]))
+    places = _Places(machine, starts, loaded, shift=shift)
     answers: list[memoryview] = []
     reports: list[Header] = []
     for run in range(header["runs"]):
@@ -46,24 +47,27 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
         last = run == header["runs"] - 1
         checks = frozenset(header["checks"] if run < header["checked_runs"] else ())
         reports = []
-        for launch in header["launches"]:
-            grid, block = tuple(launch["grid"]), tuple(launch["block"])
+        for step in header["steps"]:
+            if step["kind"] != "launch":
+                _transfer(step, places)
+                continue
+            grid, block = tuple(step["grid"]), tuple(step["block"])
             total = grid[0] * grid[1] * grid[2]
             chosen = _chosen_blocks(total, header)
             result = machine.launch(
                 loaded,
-                launch["symbol"],
+                step["symbol"],
                 grid=grid,
                 block=block,
-                shared_bytes=launch["shared_bytes"],
-                args=[_argument(arg, addresses) for arg in launch["args"]],
+                shared_bytes=step["shared_bytes"],
+                args=[places.data(arg) for arg in step["args"]],
                 count=header["count"] and last,
                 blocks=chosen,
                 limits=Limits(deadline=deadline, l1_bytes=header["l1_share_bytes"], resident_blocks=1),
                 checks=checks,
                 unwritten=header["unwritten"],
             )
-            reports.append(_report(launch, result))
+            reports.append(_report(step, result))
         if header["outputs"]:
             answers += [raw(machine.memory(starts[item["name"]])[shift:].copy()) for item in arrays]
     return {"launches": reports}, answers
@@ -85,8 +89,61 @@ def _fill(memory: np.ndarray[Any, Any], content: np.ndarray[Any, Any], *, fresh:
         memory[whole:] = content[: memory.size - whole]
 
 
-def _argument(arg: Header, addresses: dict[str, int]) -> bytes:
-    return addresses[arg["array"]].to_bytes(8, "little") if "array" in arg else bytes.fromhex(arg["value"])
+class _Places:
+    """Addresses of arrays and module-scope variables, as the steps of a plan name them."""
+
+    def __init__(self, machine: Machine, arrays: dict[str, int], loaded: LoadedModule, *, shift: int) -> None:
+        self._machine = machine
+        self._arrays = arrays
+        self._loaded = loaded
+        self._shift = shift  # of arrays within their memory
+
+    def _start(self, place: Header) -> int:
+        if "array" in place:
+            return self._arrays[place["array"]]
+        if place["symbol"] not in self._loaded.module.globals:
+            raise InvalidInput(f"the kernel has no variable {place['symbol']!r}")
+        return self._loaded.address(place["symbol"])
+
+    def data(self, arg: Header) -> bytes:
+        """The bytes of an argument or an upload."""
+        if "value" not in arg:
+            return self._address(arg)
+        content = bytearray.fromhex(str(arg["value"]))
+        for position, place in arg["pointers"]:
+            content[position : position + 8] = self._address(place)
+        return bytes(content)
+
+    def _address(self, place: Header) -> bytes:
+        address = self._start(place) + (self._shift if "array" in place else 0) + int(place["offset"])
+        return (address % (1 << 64)).to_bytes(8, "little")
+
+    def memory(self, place: Header, nbytes: int, *, written: bool) -> np.ndarray[Any, Any]:
+        """A live view of `nbytes` bytes; `written` says that they are about to be.
+
+        Raises:
+            InvalidInput: they leave the named memory.
+        """
+        start, shift = self._start(place), self._shift if "array" in place else 0
+        whole = self._machine.memory(start)[shift:]
+        if not 0 <= place["offset"] <= len(whole) - nbytes:
+            name = place.get("array") or place.get("symbol")
+            raise InvalidInput(f"{nbytes} bytes from byte {place['offset']} of {name} on leave its {len(whole)} bytes")
+        if written:
+            self._machine.mark_written(start, shift + place["offset"], nbytes)
+        return whole[place["offset"] : place["offset"] + nbytes]
+
+
+def _transfer(step: Header, places: _Places) -> None:
+    """Carry out a memset, copy or upload."""
+    if step["kind"] == "memset":
+        places.memory(step["target"], step["nbytes"], written=True)[:] = step["value"]
+    elif step["kind"] == "copy":
+        source = places.memory(step["source"], step["nbytes"], written=False)
+        places.memory(step["target"], step["nbytes"], written=True)[:] = source
+    else:
+        content = places.data(step["content"])
+        places.memory(step["target"], len(content), written=True)[:] = np.frombuffer(content, dtype=np.uint8)
 
 
 def _report(launch: Header, result: LaunchResult) -> Header:

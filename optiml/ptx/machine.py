@@ -119,6 +119,12 @@ class Machine:
             raise InvalidInput(f"0x{address:x} is not the start of an allocation")
         allocation.valid = np.zeros(allocation.nbytes, np.uint8)
 
+    def mark_written(self, address: int, offset: int, nbytes: int) -> None:
+        """Count bytes of the allocation that starts at `address` as written, where its writes are tracked."""
+        allocation = self._memory.get(address >> WINDOW_BITS)
+        if allocation is not None and allocation.valid is not None:
+            allocation.valid[offset : offset + nbytes] = 1
+
     def memory(self, address: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A live uint8 view of the allocation that starts at `address`."""
         allocation = self._memory.get(address >> WINDOW_BITS)

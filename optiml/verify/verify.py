@@ -242,7 +242,7 @@ class Verifier:
         try:
             plan = resolve_plan(kernel, build, problem, case.workload, self._device.info)
         except BadLaunch as error:
-            return _outcome(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
+            return _outcome(case, _Failure(reason=error.reason, detail=f"at {axes}: {error}"))
         scratch = sum(array.nbytes for array in plan.arrays.values() if array.role == "workspace")
         if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
             raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
