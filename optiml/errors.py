@@ -57,11 +57,16 @@ class ToolFailed(OptimlError):
 
 
 class ModelFailed(OptimlError):
-    """A language model could not be reached, refused, or never gave usable text."""
+    """A language model could not be reached, refused, or never gave usable text.
 
-    def __init__(self, message: str, *, code: str = "model_unavailable") -> None:
+    Attributes:
+        reply: the start of what it answered instead, for logs only; it is a stranger's text.
+    """
+
+    def __init__(self, message: str, *, code: str = "model_unavailable", reply: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.reply = reply
 
 
 class Busy(OptimlError):

@@ -33,9 +33,12 @@ class ModelEndpoint:
     """The language model to ask, and where its key lies; the key itself is read when it is used and never kept."""
 
     name: str = ""  # as the endpoint calls it
-    url: str = ""
+    url: str = ""  # of the API, up to its version: https://host/v1
+    api: str = "openai"  # or anthropic
     key_env: str = ""  # name of an environment variable
     key_file: str = ""
+    good_at: str = ""  # words for the tasks that an expert of a text mixture is chosen for
+    timeout_s: float = 120.0  # of one call with all its retries
 
     def read_key(self, environment: Mapping[str, str] | None = None) -> str | None:
         """The key, or None where the endpoint needs none.
@@ -47,7 +50,7 @@ class ModelEndpoint:
             key = (os.environ if environment is None else environment).get(self.key_env, "").strip()
             if not key:
                 raise ModelFailed(f"the environment variable {self.key_env} holds no key: set it")
-            return key
+            return _checked_key(key)
         if self.key_file:
             try:
                 with Path(self.key_file).expanduser().open("rb") as file:
@@ -56,8 +59,22 @@ class ModelEndpoint:
                 raise ModelFailed("the key file of the model cannot be read: check key_file") from error
             if not key:
                 raise ModelFailed("the key file of the model is empty: check key_file")
-            return key
+            return _checked_key(key)
         return None
+
+
+def _checked_key(key: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise ModelFailed("what stands in the place of the model's key is no key: it must be one line of ASCII")
+    return key
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextMixture:
+    """Chat models that answer together: `active` of them draft, the best suited one writes the answer."""
+
+    experts: tuple[ModelEndpoint, ...]
+    active: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +91,15 @@ class Settings:
     kernel_timeout_s: float = 20.0
     reference_timeout_s: float = 20.0
     store_limit_bytes: int = 1 << 30
-    model: ModelEndpoint | None = None
+    chat: ModelEndpoint | None = None
+    text_mixture: TextMixture | None = None
     warnings: tuple[str, ...] = field(default=(), compare=False)  # one sentence each, for the user
 
 
 def read_settings(*, environment: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
     """Gather the settings of this process.
 
-    A model's name, address and key come together from the highest source that names any of them: a key
+    A chat model's name, address and key come together from the highest source that names any of them: a key
     of one source must never be sent to the address of another.
 
     Args:
@@ -94,12 +112,12 @@ def read_settings(*, environment: Mapping[str, str] | None = None, **overrides: 
     """
     environment = os.environ if environment is None else environment
     given = {name: value for name, value in overrides.items() if value is not None and value is not False}
-    _refuse_unknown(given, (*_READERS, "home", "model"), "the command line")
+    _refuse_unknown(given, (*_READERS, *_TABLES, "home"), "the command line")
     named_home = _named_home(given, environment)
     values = {} if named_home is None else _from_file(named_home / FILE_NAME)
     values |= _from_environment(environment)
     for name, value in given.items():
-        values[name] = value if name in ("home", "model") else _READERS[name](value, f"the setting {name}")
+        values[name] = value if name in ("home", *_TABLES) else _READERS[name](value, f"the setting {name}")
     home, warnings = _writable_home(named_home)
     return Settings(**{**values, "home": home}, warnings=warnings)
 
@@ -114,9 +132,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         text = environment.get(variable)
         if text is not None:
             values[name] = read(text.split(os.pathsep) if name == "roots" else text, variable)
-    model = {name: environment.get(f"{_PREFIX}MODEL_{name.upper()}", "") for name in _MODEL_KEYS}
-    if any(model.values()):
-        values["model"] = _read_model(model, f"{_PREFIX}MODEL_*")
+    chat = {name: environment.get(f"{_PREFIX}CHAT_{name.upper()}", "") for name in _MODEL_KEYS}
+    if any(chat.values()):
+        values["chat"] = _read_model({name: text for name, text in chat.items() if text}, f"{_PREFIX}CHAT_*")
     return values
 
 
@@ -134,24 +152,46 @@ def _from_file(path: Path) -> dict[str, Any]:
         table = tomllib.loads(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"{path} is not TOML: {error}") from error
-    _refuse_unknown(table, (*_READERS, "model"), str(path))
+    _refuse_unknown(table, (*_READERS, *_TABLES), str(path))
     values: dict[str, Any] = {}
     for name, value in table.items():
         where = f"{path}: {name}"
-        values[name] = _read_model(value, where) if name == "model" else _READERS[name](value, where)
+        values[name] = _TABLES[name](value, where) if name in _TABLES else _READERS[name](value, where)
     return values
 
 
 def _read_model(value: object, where: str) -> ModelEndpoint:
-    if not isinstance(value, dict):
-        raise InvalidInput(f"{where} is not a table: write [model] and its keys below")
-    _refuse_unknown(value, _MODEL_KEYS, where)
-    model = ModelEndpoint(**{name: _read_text(text, f"{where}.{name}") for name, text in value.items()})
+    """One [chat] or [[text_mixture.expert]] table."""
+    table = _read_table(value, where, _MODEL_KEYS)
+    texts = {name: _read_text(text, f"{where}.{name}") for name, text in table.items() if name != "timeout_s"}
+    seconds = {"timeout_s": _read_seconds(table["timeout_s"], f"{where}.timeout_s")} if "timeout_s" in table else {}
+    model = ModelEndpoint(**texts, **seconds)  # type: ignore[arg-type]
+    if model.api not in _APIS:
+        raise InvalidInput(f"{where}.api is none of {', '.join(_APIS)}")
     if model.url and not (model.url.startswith(("http://", "https://")) and "@" not in model.url):
         raise InvalidInput(
             f"{where}.url is not an http address without a password in it: keys go to key_env or key_file"
         )
     return model
+
+
+def _read_text_mixture(value: object, where: str) -> TextMixture:
+    table = _read_table(value, where, ("active", "expert"))
+    experts = table.get("expert")
+    if not isinstance(experts, list) or len(experts) < 2:
+        raise InvalidInput(f"{where} needs at least two experts: write [[text_mixture.expert]] for each")
+    active = table.get("active", TextMixture.active)
+    if isinstance(active, bool) or not isinstance(active, int) or not 1 <= active <= len(experts):
+        raise InvalidInput(f"{where}.active is not a number from 1 to {len(experts)}")
+    read = tuple(_read_model(item, f"{where}.expert {number}") for number, item in enumerate(experts, start=1))
+    return TextMixture(experts=read, active=active)
+
+
+def _read_table(value: object, where: str, known: tuple[str, ...]) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{where} is not a table: write [{where.split(': ')[-1]}] and its keys below")
+    _refuse_unknown(value, known, where)
+    return value
 
 
 def _refuse_unknown(given: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
@@ -225,7 +265,9 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "reference_timeout_s": _read_seconds,
     "store_limit_bytes": _read_bytes,
 }
-_MODEL_KEYS = ("name", "url", "key_env", "key_file")
+_MODEL_KEYS = ("name", "url", "api", "key_env", "key_file", "good_at", "timeout_s")
+_APIS = ("openai", "anthropic")
+_TABLES: dict[str, Callable[[object, str], Any]] = {"chat": _read_model, "text_mixture": _read_text_mixture}
 
 
 # --- the home folder -------------------------------------------------------------------------------------------

@@ -55,13 +55,13 @@ def test_every_setting_can_come_from_the_file(home: Path) -> None:
         home,
         'roots = ["/data"]\ndevice = "emulator"\ntrust_reference = true\nallow_commands = true\n'
         "compile_timeout_s = 1\ncompile_memory_bytes = 2\nkernel_timeout_s = 3\nreference_timeout_s = 4\n"
-        'store_limit_bytes = 5\n[model]\nname = "m"\nurl = "https://host/v1"\nkey_env = "KEY"\n',
+        'store_limit_bytes = 5\n[chat]\nname = "m"\nurl = "https://host/v1"\nkey_env = "KEY"\n',
     )
     model = ModelEndpoint(name="m", url="https://host/v1", key_env="KEY")
     assert settings == Settings(
         home=home, roots=(Path("/data"),), device="emulator", trust_reference=True, allow_commands=True,
         compile_timeout_s=1, compile_memory_bytes=2, kernel_timeout_s=3, reference_timeout_s=4, store_limit_bytes=5,
-        model=model,
+        chat=model,
     )  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def test_the_working_folder_is_never_read(home: Path, tmp_path: Path, monkeypatc
     [
         ("compile_timeot_s = 3", "'compile_timeot_s'; the nearest is 'compile_timeout_s'"),
         ('home = "/elsewhere"', "'home'"),
-        ("[model]\nkey = 'secret'", "'key'; the nearest is 'key_env'"),
-        ("model = 3", "model is not a table"),
+        ("[chat]\nkey = 'secret'", "'key'; the nearest is 'key_env'"),
+        ("chat = 3", "chat is not a table"),
         ("device = 3", "device is not text"),
         ("trust_reference = 1", "trust_reference is neither true nor false"),
         ("compile_timeout_s = 0", "compile_timeout_s is not between"),
@@ -97,8 +97,8 @@ def test_the_working_folder_is_never_read(home: Path, tmp_path: Path, monkeypatc
         ("store_limit_bytes = 1.5", "store_limit_bytes is not a whole"),
         ('roots = "/a"', "roots is not a list"),
         ('roots = ["relative"]', "'relative' is not an absolute path"),
-        ('[model]\nurl = "https://user:pass@host"', "url is not an http address"),
-        ('[model]\nurl = "file:///etc/passwd"', "url is not an http address"),
+        ('[chat]\nurl = "https://user:pass@host"', "url is not an http address"),
+        ('[chat]\nurl = "file:///etc/passwd"', "url is not an http address"),
         ("compile_timeout_s = ", "is not TOML"),
     ],
 )
@@ -164,9 +164,9 @@ def test_a_home_that_cannot_be_written_is_replaced_by_a_private_one_with_a_warni
 
 
 def test_model_and_key_never_mix_sources(home: Path) -> None:
-    toml = '[model]\nname = "mine"\nurl = "https://mine"\nkey_env = "MY_KEY"\n'
-    settings = read(home, toml, {"OPTIML_MODEL_URL": "https://theirs"})
-    assert settings.model == ModelEndpoint(url="https://theirs")
+    toml = '[chat]\nname = "mine"\nurl = "https://mine"\nkey_env = "MY_KEY"\n'
+    settings = read(home, toml, {"OPTIML_CHAT_URL": "https://theirs"})
+    assert settings.chat == ModelEndpoint(url="https://theirs")
 
 
 def test_a_key_is_read_only_when_used_and_never_shown(home: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_key_is_read_only_when_used_and_never_shown(home: Path, tmp_path: Path
     assert by_variable.read_key({"KEY": "secret "}) == "secret"
     assert by_file.read_key() == "file secret"
     assert ModelEndpoint(name="m").read_key() is None
-    settings = read(home, "", {"OPTIML_MODEL_KEY_ENV": "KEY", "KEY": "secret"})
+    settings = read(home, "", {"OPTIML_CHAT_KEY_ENV": "KEY", "KEY": "secret"})
     assert "secret" not in repr(settings)
 
 
