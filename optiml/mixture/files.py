@@ -160,6 +160,15 @@ def memory_bytes(files: ExpertFiles, dtype: str) -> int:
     return int(files.parameters * factor * WORKING_SHARE)
 
 
+def memory_free_bytes() -> int:
+    """Memory of this machine that is available, GPUs apart; 0 where the system does not say."""
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 0
+
+
 def digest_of(path: Path) -> str:
     """sha256 over an expert's configuration, tokenizer and weights: every byte that decides what it computes."""
     files = [path]

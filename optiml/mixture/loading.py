@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from optiml.errors import ModelFailed
 from optiml.mixture.experts import Expert
-from optiml.mixture.files import ExpertFiles, digest_of, memory_bytes
+from optiml.mixture.files import ExpertFiles, digest_of, memory_bytes, memory_free_bytes
 from optiml.mixture.tokens import TextTokenizer
 
 LOG = logging.getLogger(__name__)
@@ -78,6 +77,7 @@ def load_experts(
     dtypes = [dtype_named(dtype, device) for device in placed]
     kinds = ["4bit" if four_bit else name for name in dtypes]
     _refuse_too_big(files, placed, kinds)
+    transformers.utils.logging.disable_progress_bar()
     return tuple(
         _load(item, stacks=stacks, device=device, dtype=name, four_bit=four_bit)
         for item, device, name in zip(files, placed, dtypes, strict=True)
@@ -88,8 +88,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory that is free on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with Path("/proc/meminfo").open(encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    return memory_free_bytes()
 
 
 def _refuse_too_big(files: Sequence[ExpertFiles], devices: Sequence[torch.device], dtypes: Sequence[str]) -> None:

@@ -258,7 +258,9 @@ def _short_enough(pairs: Sequence[Pair], mixture: Mixture, limit: int, *, needed
         )
     )
     if needed and not kept:
-        raise InvalidInput(f"every pair is longer than {limit} tokens: raise max_tokens or give shorter pairs")
+        raise InvalidInput(
+            f"every pair is longer than {min(limits)} tokens for some expert: raise max_tokens or give shorter pairs"
+        )
     return kept
 
 

@@ -112,7 +112,7 @@ def test_training_goes_on_with_its_own_settings_only(experts: tuple[Expert, ...]
 def test_pairs_that_are_too_long_are_left_out_and_an_error_if_all_are(
     experts: tuple[Expert, ...], tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidInput, match="longer than 5 tokens"):
+    with pytest.raises(InvalidInput, match="longer than 5 tokens for some expert"):
         train(fresh(experts), PAIRS, dataclasses.replace(QUICK, max_tokens=5), tmp_path)
     assert not list(tmp_path.iterdir())
 
