@@ -224,11 +224,6 @@ def test_level_two_is_not_claimed_by_an_engine_without_its_checks(bench: Workben
     assert found.levels == ("L0", "L1")
 
 
-def test_a_launcher_is_unverified_not_guessed(bench: Workbench) -> None:
-    source = 'extern "C" void go(const float* x, float* y, int n, cudaStream_t s) {}'
-    assert bench.verify({"source": source, "launcher": "go"}, ABS).status == "unverified"
-
-
 def test_a_missing_launch_plan_is_derived_from_parameter_names(bench: Workbench) -> None:
     record = kernel("if (i < n) y[i] = fabsf(x[i]);")
     found = bench.verify(record["source"], ABS, seed=1)
