@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from optiml.codec import decode, encode, kernel_id, normalised_source, restore
 from optiml.device.emulated import EmulatedDevice, emulated_info
+from optiml.device.imported import Imported, import_program
 from optiml.diffs import apply_diff
 from optiml.doctor import Check, examine
 from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
@@ -57,10 +58,13 @@ from optiml.records import (
 from optiml.search.edit import EditContext
 from optiml.search.edits import edits_named
 from optiml.search.judge import judge_by_rules
+from optiml.search.judge_model import judge_by_model
 from optiml.search.propose import problem_dtype, suggest
-from optiml.searches import Answer, Request, RunSummary, Searches, SearchProgress
+from optiml.searches import RULES, Answer, Request, RunSummary, Searches, SearchProgress, model_named
 from optiml.settings import MixtureSettings, Settings
 from optiml.store import Store, open_store
+from optiml.toolchain.compilers import Compilers
+from optiml.toolchain.nvcc import NvccCompiler
 from optiml.toolchain.nvrtc import Compiler
 from optiml.toolchain.signatures import with_launches
 from optiml.verify.inputs import cost
@@ -68,6 +72,7 @@ from optiml.verify.reference import References
 
 LOG = logging.getLogger(__name__)
 MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
+MOST_REMEMBERED = 4096  # kernels that need not be written to the store again
 KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
 ProblemSpec = str | Mapping[str, Any] | Problem
@@ -135,9 +140,18 @@ class Workbench:
                 nvrtc = Compiler(
                     timeout_s=self.settings.compile_timeout_s, memory_bytes=self.settings.compile_memory_bytes
                 )
-                self._compiler = CachedCompiler(nvrtc, self.store)
+                nvcc = NvccCompiler(memory_bytes=self.settings.compile_memory_bytes)
+                self._compiler = CachedCompiler(Compilers(nvrtc, nvcc), self.store)
                 self._closing.callback(self._compiler.close)
             return self._compiler
+
+    def compiler_version(self) -> str:
+        """Version of the compiler, under which results are kept.
+
+        Raises:
+            SetupError: code `no_compiler`.
+        """
+        return self._compiler_of().version
 
     def _references_of(self) -> References:
         with self._lock:
@@ -267,6 +281,8 @@ class Workbench:
         identity = kernel_id(kernel)
         if identity not in self._remembered:
             self.store.put(_kernel_key(identity), encode(kernel))
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()  # writing some of them again costs little
             self._remembered.add(identity)
 
     def _kernel_of(self, spec: KernelSpec, problem: Problem | None) -> Kernel:
@@ -427,9 +443,8 @@ class Workbench:
         judge: str = "rules",
         device: str = "auto",
     ) -> Judgement:
-        """An opinion on an edit, from rules, static facts and the profile of what is edited."""
-        if judge != "rules":
-            raise SetupError(f"judge {judge[:40]!r} needs a language model; use judge=rules", code="model_unavailable")
+        """An opinion on an edit, from static facts, the profile of what is edited, and rules or a model over them."""
+        model = None if judge == RULES else model_named(self.models, judge, "judge", otherwise=RULES)
         problem = self.problem(problem_spec)
         before = self.kernel(before_spec, problem)
         after = self.kernel(after_spec, problem)
@@ -440,7 +455,7 @@ class Workbench:
             with contextlib.suppress(NotAccepted):
                 profile = evaluator.profile(before, problem)
         context = EditContext(kernel=before, problem=problem, profile=profile, dtype=problem_dtype(problem))
-        return judge_by_rules(
+        rules = judge_by_rules(
             problem,
             before,
             after,
@@ -449,6 +464,7 @@ class Workbench:
             profile=profile,
             suggestions=suggest(context, edits_named(None)),
         )
+        return rules if model is None else judge_by_model(model, rules, before, after, profile=profile)
 
     def generate(
         self,
@@ -507,13 +523,37 @@ class Workbench:
             return Writing()
         return Writing(models=self.models, admit=admit, fingerprint=fingerprint, measure=measure if measured else None)
 
+    def import_program(self, kernel: Kernel, *, device: str = "auto") -> Imported:
+        """What a whole program, with `main` and launches of its own, was seen to do: a draft of problem and kernel.
+
+        Raises:
+            InvalidInput: it does not build, or launches nothing.
+            SetupError: no nvcc, host compiler or strong sandbox here.
+        """
+        evaluator = self.evaluator(device)
+        program = dataclasses.replace(kernel, launches=(), launcher="main")
+        build = evaluator.build(program)
+        if not isinstance(build, Build):
+            if build.reason is None:
+                raise SetupError(build.detail, code="no_compiler")
+            raise InvalidInput(f"the program does not build: {build.detail}")
+        imported = import_program(program, build, evaluator.device.info)
+        if imported.kernel is None:
+            return imported
+        self._remember(imported.kernel)
+        made = evaluator.build(imported.kernel)
+        if isinstance(made, Build):
+            return imported
+        note = f"the device code does not build by itself yet: {made.detail}"
+        return dataclasses.replace(imported, notes=(*imported.notes, note))
+
     # --- searches ----------------------------------------------------------------------------------------------------
     @property
     def searches(self) -> Searches:
         """The runs on disk."""
         with self._lock:
             if self._searches is None:
-                self._searches = Searches(self.settings.home / "runs", self.evaluator)
+                self._searches = Searches(self.settings.home / "runs", self.evaluator, lambda: self.models)
             return self._searches
 
     def start_search(
@@ -535,7 +575,7 @@ class Workbench:
         write_to: str | None = None,
     ) -> str:
         """Write a new run to disk and return its id; `run_search` carries it out."""
-        problem, kernel = self._search_input(problem_spec, kernel_spec, intent, axes, dtype)
+        problem, kernel = self._search_input(problem_spec, kernel_spec, intent, axes, dtype, device)
         return self.searches.start(
             problem=problem,
             kernel=kernel,
@@ -557,11 +597,15 @@ class Workbench:
         intent: str | None,
         axes: Mapping[str, int] | None,
         dtype: str | None,
+        device: str,
     ) -> tuple[Problem, Kernel]:
         if problem_spec is not None:
             problem = self.problem(problem_spec, axes=axes, dtype=dtype)
         elif intent is not None:
             made = generate(intent, problem=None, axes=axes, dtype=dtype, count=1, generator="catalogue", verify=None)
+            if made.problem is None and self.models:
+                made = self.generate(intent, axes=axes, dtype=dtype, device=device)
+                kernel_spec = kernel_spec or (made.candidates[0].kernel if made.candidates else None)
             if made.problem is None:
                 raise InvalidInput(made.summary)
             problem = made.problem
