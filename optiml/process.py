@@ -207,7 +207,7 @@ class Worker:
             if self._cancelled:
                 child.kill()
         deadline = time.monotonic() + self._start_timeout_s
-        paths = [*_package_folders(), *self._import_paths]
+        paths = [*sandbox.package_folders(), *self._import_paths]
         with self._ends_child_on_failure(child, limit_s=self._start_timeout_s):
             child.channel.send(
                 {"policy": child.policy.to_json(), "module": self._module, "paths": paths}, deadline=deadline
@@ -703,10 +703,6 @@ def _interpreter_environment() -> dict[str, str]:
 
 def _import_root() -> str:
     return str(Path(sandbox.__file__).resolve().parent.parent)
-
-
-def _package_folders() -> list[str]:
-    return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
 
 
 def _decode_layers(message: dict[str, Any]) -> Layers:

@@ -327,12 +327,26 @@ def interpreter_paths() -> tuple[str, ...]:
         *(os.path.join(prefix, part) for prefix in prefixes for part in ("lib", "lib64", "bin", "pyvenv.cfg")),
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *site.getsitepackages(),
-        *(entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")),
+        *package_folders(),
         os.path.realpath(sys.executable or sys.prefix),
         *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep),
         package,
     ]
     return tuple(dict.fromkeys(path for path in wanted if path and os.path.isabs(path) and os.path.exists(path)))
+
+
+def package_folders() -> list[str]:
+    """Folders of installed packages on the import path, those of `pip install --target` among them."""
+    return [entry for entry in sys.path if _holds_packages(entry)]
+
+
+def _holds_packages(folder: str) -> bool:
+    if os.path.basename(folder) in ("site-packages", "dist-packages"):
+        return True
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:  # "", a zip file, a folder that is gone
+        return False
 
 
 _SYSTEM_PATHS = (

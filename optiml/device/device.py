@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
+from optiml.device.nvml import Clocks
 from optiml.device.plan import Plan
 from optiml.ptx.counters import Counters
 from optiml.records import Build, DeviceInfo
@@ -76,3 +78,78 @@ class Device(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSubject:
+    """A plan to be timed, with the sets of contents that it is given in turn; each set names every array.
+
+    Arrays that are the same object in several subjects are sent and kept once.
+    """
+
+    build: Build
+    plan: Plan
+    contents: tuple[Mapping[str, Array], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Raw times of float32 `(rounds, subjects, 2)` in microseconds.
+
+    In a round every subject runs twice, the second time in reverse order (A B B A), so that a drift of the clocks
+    weighs on all alike.
+    """
+
+    times_us: Array
+    before: Clocks
+    after: Clocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedOutputs:
+    """What the arrays held after the last timed run, and the index of the contents that it was given."""
+
+    arrays: Mapping[str, Array]
+    contents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """One plan launched over and over: how often, in which time on the device, with how much energy of the whole GPU.
+
+    `wall_s` is the time that the energy belongs to; None where the driver does not tell the energy.
+    """
+
+    count: int
+    elapsed_s: float
+    energy_mj: float | None
+    wall_s: float
+
+
+class Timer(Protocol):
+    """Subjects loaded on a device that is held alone."""
+
+    def sample(self, rounds: int, *, flush: bool = True) -> Samples:
+        """Time every subject twice in each round; before each run its arrays are restored, and L2 is overwritten."""
+
+    def outputs(self, subject: int) -> TimedOutputs:
+        """What the last timed run of a subject produced, to be checked again."""
+
+    def repeat(self, subject: int, *, seconds: float) -> Repeated:
+        """Launch one subject without a pause and without restoring anything, for at least `seconds`."""
+
+
+@runtime_checkable
+class TimedDevice(Device, Protocol):
+    """A device whose time is real."""
+
+    def timer(self, subjects: Sequence[TimedSubject], *, timeout_s: float) -> AbstractContextManager[Timer]:
+        """Load the subjects and hold the device alone until the block ends.
+
+        Args:
+            timeout_s: for each call of the timer.
+
+        Raises:
+            Busy: others use the device.
+            KernelFault: a subject broke a rule of the machine, or outlived `timeout_s`.
+        """

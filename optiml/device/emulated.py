@@ -12,7 +12,8 @@ import numpy as np
 
 from optiml.codec import restore
 from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult
-from optiml.device.plan import Copy, Memset, Plan, PlannedLaunch, Pointer, Step, Upload, Value
+from optiml.device.plan import Plan
+from optiml.device.wire import wire_arrays, wire_steps
 from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
 from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
@@ -77,8 +78,8 @@ class EmulatedDevice:
         header = {
             "op": "run",
             "ptx": build.ptx,
-            "arrays": [{"name": name, "nbytes": plan.arrays[name].nbytes} for name in names],
-            "steps": [_wire_step(step) for step in plan.steps],
+            "arrays": wire_arrays(plan),
+            "steps": wire_steps(plan),
             "runs": len(contents),
             "count": count,
             "sample_blocks": sample_blocks,
@@ -118,40 +119,6 @@ class EmulatedDevice:
 
     def close(self) -> None:
         self._worker.close()
-
-
-def _wire_step(step: Step) -> dict[str, Any]:
-    match step:
-        case PlannedLaunch():
-            return {
-                "kind": "launch",
-                "symbol": step.symbol,
-                "grid": step.grid,
-                "block": step.block,
-                "shared_bytes": step.shared_bytes,
-                "args": [_wire_argument(arg) for arg in step.args],
-            }
-        case Memset():
-            return {"kind": "memset", "target": _wire(step.target), "value": step.value, "nbytes": step.nbytes}
-        case Copy():
-            return {
-                "kind": "copy",
-                "source": _wire(step.source),
-                "target": _wire(step.target),
-                "nbytes": step.nbytes,
-            }
-        case Upload():
-            return {"kind": "upload", "target": _wire(step.target), "content": _wire_argument(step.content)}
-
-
-def _wire(pointer: Pointer) -> dict[str, Any]:
-    return {"symbol" if pointer.symbol else "array": pointer.name, "offset": pointer.offset}
-
-
-def _wire_argument(arg: Pointer | Value) -> dict[str, Any]:
-    if isinstance(arg, Pointer):
-        return _wire(arg)
-    return {"value": arg.data.hex(), "pointers": [[position, _wire(pointer)] for position, pointer in arg.pointers]}
 
 
 def _report(item: Mapping[str, Any]) -> LaunchReport:

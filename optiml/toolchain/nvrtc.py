@@ -7,6 +7,7 @@ outlives its time or memory costs that child, not us.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -42,17 +43,19 @@ class CompileFailure:
 
 
 def header_folders() -> tuple[Path, ...]:
-    """Include folders of the CUDA headers that pip installed.
+    """Include folders of the CUDA headers: those that pip installed, and a toolkit's where pip's lack a part.
 
     Raises:
         SetupError: code `no_compiler`, with the command that installs them.
     """
     spec = find_spec("nvidia")
     roots = [Path(item) / "cu13" / "include" for item in (spec.submodule_search_locations or ())] if spec else []
-    found = [root for root in roots if (root / "cuda_fp16.h").is_file()]
-    if not found:
-        raise SetupError(f"the CUDA headers were not found: {_INSTALL}", code="no_compiler")
-    return (found[0], found[0] / "cccl")
+    toolkit = Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_ROOT") or "/usr/local/cuda") / "include"
+    for candidates in (roots, [*roots, toolkit]):
+        found = tuple(folder for root in candidates for folder in (root, root / "cccl") if folder.is_dir())
+        if all(any((folder / name).is_file() for folder in found) for name in ("cuda_fp16.h", "nv/target")):
+            return found
+    raise SetupError(f"the CUDA headers were not found: {_INSTALL}", code="no_compiler")
 
 
 class Compiler:
