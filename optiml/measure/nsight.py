@@ -306,7 +306,7 @@ def _rows(ended: Finished, log: Path) -> tuple[ProfiledLaunch, ...]:
     """The profiled launches, or the error that explains why there are none."""
     written = log.read_bytes()[:LOG_BYTES].decode("utf-8", "replace") if log.exists() else ""
     told = "\n".join(
-        [line for line in written.splitlines() if line.startswith("==")]
+        [line for line in written.splitlines() if not line.startswith(('"', "ID"))]
         + [ended.stdout.decode("utf-8", "replace"), ended.stderr.decode("utf-8", "replace")]
     )
     for pattern, code, remedy in _CAUSES:
