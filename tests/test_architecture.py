@@ -19,6 +19,7 @@ LAYERS = (  # low to high; a folder's modules may import one another
     ("optiml.device",),
     ("optiml.reward",),
     ("optiml.verify", "optiml.measure", "optiml.generate"),
+    ("optiml.mixture",),
     ("optiml.search",),
     ("optiml.evaluate", "optiml.report"),
     ("optiml.searches", "optiml.doctor"),
