@@ -45,7 +45,6 @@ class Metric:
     across: Across = "mean"
 
 
-
 def metric_values(observation: Observation, names: tuple[str, ...] | None = None) -> dict[str, float | None]:
     """Values by name, in the order asked for; every metric of the table if `names` is None.
 

@@ -126,8 +126,14 @@ def metric_names(wanted: Sequence[str] | None = None) -> tuple[str, ...]:
 
 
 def command_line(
-    ncu: Ncu, program: Sequence[str], *, metrics: Sequence[str], log: Path, report: Path | None, options: Sequence[str] = ()
-) -> list[str]:  # fmt: skip
+    ncu: Ncu,
+    program: Sequence[str],
+    *,
+    metrics: Sequence[str],
+    log: Path,
+    report: Path | None,
+    options: Sequence[str] = (),
+) -> list[str]:
     """The whole command; clocks are left as they are, values come in base units, rows into `log`.
 
     Args:
@@ -180,7 +186,11 @@ def profile_job(
     if [item.kernel for item in seen] != launches:
         raise ToolFailed(
             f"Nsight Compute profiled {len(seen)} of {len(launches)} launches"
-            + (f"; the first that differs: {_first_difference([item.kernel for item in seen], launches)}" if seen else "")
+            + (
+                f"; the first that differs: {_first_difference([item.kernel for item in seen], launches)}"
+                if seen
+                else ""
+            )
         )
     taken = iter(seen)
     return tuple(
@@ -264,9 +274,7 @@ def _run(
 ) -> Finished:  # fmt: skip
     given = _environment() if environment is None else environment
     try:
-        return run(
-            argv, policy=_policy(folder), timeout_s=timeout_s, output_cap_bytes=OUTPUT_BYTES, environment=given
-        )
+        return run(argv, policy=_policy(folder), timeout_s=timeout_s, output_cap_bytes=OUTPUT_BYTES, environment=given)
     except WorkerTimeout as error:
         raise WorkerTimeout(
             f"profiling did not end within {timeout_s:g} s and was stopped: a kernel that waits for another one cannot "

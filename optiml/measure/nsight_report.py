@@ -162,7 +162,9 @@ def _triple(value: Sequence[int] | None) -> tuple[int, int, int] | None:
 
 def _plain(message: str) -> str:
     """A rule's words without the marks that make links of them in the profiler's own window."""
-    return re.sub(r"@(?:section|url|source):([^@]*?)(?::[^@:]*)?@", lambda match: match.group(1).split(":")[-1], message)
+    return re.sub(
+        r"@(?:section|url|source):([^@]*?)(?::[^@:]*)?@", lambda match: match.group(1).split(":")[-1], message
+    )
 
 
 def _summary(kernel: ReportedKernel, total: int, device: str) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from optiml.records import Bottleneck
 
 Metrics = Mapping[str, float | None]
+Kind = Literal["memory", "compute", "latency", "launch"]
 BUSY_PCT = 60.0
 MOST_FINDINGS = 5
 LAUNCH_NS = 6000.0  # under the profiler an empty kernel takes a few microseconds
@@ -50,7 +52,7 @@ BASICS = (
 class _Seen:
     metrics: Metrics
     where: str
-    kind: str
+    kind: Kind
 
     def __getitem__(self, name: str) -> float | None:
         return self.metrics.get(name)
@@ -82,10 +84,10 @@ def bottleneck_of(metrics: Metrics, *, hot_line: int | None = None) -> Bottlenec
     found = sorted((item for finder in _FINDERS if (item := finder(seen)) is not None), key=lambda item: -item.weight)
     told = found[:MOST_FINDINGS]
     advice = tuple(dict.fromkeys(item.advice for item in told)) or (_DEFAULT_ADVICE[kind],)
-    return Bottleneck(kind=kind, evidence=(first, *(item.evidence for item in told)), advice=advice)  # type: ignore[arg-type]
+    return Bottleneck(kind=kind, evidence=(first, *(item.evidence for item in told)), advice=advice)
 
 
-def _kind(metrics: Metrics, compute: float, memory: float, label: str) -> tuple[str, str]:
+def _kind(metrics: Metrics, compute: float, memory: float, label: str) -> tuple[Kind, str]:
     duration, waves = metrics.get(_DURATION), metrics.get(_WAVES)
     busiest = f"{label} {memory:.0f} % of peak, the SMs {compute:.0f} %"
     if max(compute, memory) >= BUSY_PCT:
@@ -95,7 +97,7 @@ def _kind(metrics: Metrics, compute: float, memory: float, label: str) -> tuple[
     return "latency", f"no unit is busy: {busiest}"
 
 
-_DEFAULT_ADVICE = {
+_DEFAULT_ADVICE: Mapping[Kind, str] = {
     "memory": "move fewer bytes: a narrower dtype, fusion with what comes before or after, each element once",
     "compute": "do less arithmetic, or use the tensor cores where the dtype allows it",
     "latency": "give the schedulers independent work: more loads in flight per thread, more warps, shorter chains",
@@ -107,11 +109,13 @@ def _scattered(seen: _Seen) -> _Finding | None:
     worst: _Finding | None = None
     for ratio, used, what, verb in ((_LD, _LD_USED, "loads", "read"), (_ST, _ST_USED, "stores", "write")):
         sectors, share = seen[ratio], seen[used]
-        if sectors is None or share is None or not share or share > 24.0 or sectors < 5.0:
+        if not share or share > 24.0:
             continue
         finding = _Finding(
             weight=1.0 - share / 32.0,
-            evidence=f"global {what} use {share:.3g} of 32 bytes a sector, {sectors:.3g} sectors a request{seen.where}",
+            evidence=f"global {what} use {share:.3g} of the 32 bytes of a sector"
+            + ("" if not sectors else f", {sectors:.3g} sectors a request")
+            + seen.where,
             advice=f"let neighbouring threads {verb} neighbouring addresses, or stage a tile through shared memory",
         )
         worst = finding if worst is None or finding.weight > worst.weight else worst

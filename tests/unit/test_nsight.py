@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-
 from fake_ncu import (
     CONNECTED,
     DATA,
@@ -22,6 +21,7 @@ from fake_ncu import (
     calls_of,
     fake_ncu,
 )
+
 from optiml.device.cuda_job import JobItem
 from optiml.device.plan import Plan, PlannedLaunch
 from optiml.errors import InvalidInput, SetupError, ToolFailed, WorkerTimeout
@@ -195,9 +195,7 @@ def test_a_hang_is_stopped_and_told(tmp_path: Path) -> None:
         profile_job(Ncu(path=str(path), version="2025.3.1"), (item("relu"),), metrics=("x__y.sum",), timeout_s=1.0)
 
 
-def test_one_bad_kernel_does_not_cost_the_others_their_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_bad_kernel_does_not_cost_the_others_their_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_by_the_second(ncu: Ncu, items: Sequence[JobItem], **options: object) -> object:
         if "bad" in [entry.name for entry in items]:
             raise ToolFailed("broke off")
@@ -256,7 +254,9 @@ def test_without_it_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: py
 
 def test_our_process_finds_its_modules_under_the_profiler() -> None:
     given = nsight._environment()
-    assert any(Path(folder, "optiml", "device", "cuda_job.py").exists() for folder in given["PYTHONPATH"].split(os.pathsep))
+    assert any(
+        Path(folder, "optiml", "device", "cuda_job.py").exists() for folder in given["PYTHONPATH"].split(os.pathsep)
+    )
 
 
 # --- several launches ------------------------------------------------------------------------------------------------
