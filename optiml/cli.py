@@ -121,7 +121,7 @@ def generate(
     problem: ProblemOption = None,
     axes: AxesOption = None,
     dtype: DtypeOption = None,
-    generator: Annotated[str, typer.Option(help="auto, catalogue, mixture or chat.")] = "auto",
+    generator: Annotated[str, typer.Option(help="auto, catalogue, mixture, text_mixture or chat.")] = "auto",
     count: Annotated[int, typer.Option(min=1, max=64, help="Kernels wanted.")] = 1,
     device: DeviceOption = "auto",
     verify: Annotated[bool, typer.Option(help="Check each kernel.")] = True,

@@ -140,6 +140,10 @@ class Evaluator:
             self._store.put(key, encode(verdict))
         return verdict
 
+    def why_unsound(self, problem: Problem) -> str | None:
+        """See `Verifier.why_unsound`."""
+        return self._verifier.why_unsound(problem)
+
     def known_verdict(
         self, kernel: Kernel, problem: Problem, *, level: Level = "L1", seed: int | None = None, arch: str | None = None
     ) -> Verdict | None:

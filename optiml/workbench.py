@@ -22,10 +22,11 @@ from optiml.codec import decode, encode, kernel_id, normalised_source, restore
 from optiml.device.emulated import EmulatedDevice, emulated_info
 from optiml.diffs import apply_diff
 from optiml.doctor import Check, examine
-from optiml.errors import InvalidInput, NotAccepted, SetupError
+from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
 from optiml.evaluate import CachedCompiler, Evaluator
-from optiml.generate.generate import generate
+from optiml.generate.generate import Writing, generate
 from optiml.kernel_file import merge_block, read_kernel_text
+from optiml.llm.model import Model
 from optiml.measure.compare import compare
 from optiml.measure.counted import CountedProfiler
 from optiml.measure.nsight import metric_names, open_ncu, profile_command
@@ -103,6 +104,7 @@ class Workbench:
         self._evaluators: dict[str, Evaluator] = {}
         self._remembered: set[str] = set()  # kernels that this process wrote to the store
         self._searches: Searches | None = None
+        self._models: dict[str, Model] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -117,7 +119,7 @@ class Workbench:
         with self._lock:
             self._closing.close()
             self._closing = contextlib.ExitStack()
-            self._store = self._compiler = self._references = self._searches = None
+            self._store = self._compiler = self._references = self._searches = self._models = None
             self._evaluators = {}
 
     # --- backends ----------------------------------------------------------------------------------------------------
@@ -170,6 +172,22 @@ class Workbench:
                 self._closing.callback(evaluator.close)
                 self._evaluators[name] = evaluator
             return self._evaluators[name]
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """The language models that are set up, by the name of their generator.
+
+        Raises:
+            ModelFailed: the settings name one without what it needs.
+        """
+        with self._lock:
+            if self._models is None:
+                from optiml.llm.configured import chat_models  # the HTTP client takes a third of a second
+
+                self._models = chat_models(self.settings) if self.settings.chat or self.settings.text_mixture else {}
+                for model in self._models.values():
+                    self._closing.callback(model.close)
+            return self._models
 
     def _device_name(self, device: str) -> str:
         wanted = self.settings.device if device == "auto" else device
@@ -511,10 +529,35 @@ class Workbench:
             count=count,
             generator=generator,
             verify=judged if verify else None,
+            writing=self._writing(device, measured=verify),
         )
         for candidate in made.candidates:
             self._remember(candidate.kernel)
         return made
+
+    def _writing(self, device: str, *, measured: bool) -> Writing:
+        """The models, and what the writer asks this workbench."""
+
+        def admit(fields: Mapping[str, Any]) -> Problem:
+            problem = self._custom_problem(fields)
+            why = self.evaluator(device).why_unsound(problem)
+            if why is not None:
+                raise InvalidInput(why)
+            return problem
+
+        def fingerprint(kernel: Kernel) -> str | None:
+            return self.evaluator(device).fingerprint(kernel)
+
+        def measure(kernel: Kernel, problem: Problem) -> float | None:
+            try:
+                return self.evaluator(device).profile(kernel, problem).time.median_us
+            except OptimlError as error:  # a time is asked for to rank by: without one a kernel stands last
+                LOG.warning("a kernel could not be profiled: %s", error)
+                return None
+
+        if not self.models:
+            return Writing()
+        return Writing(models=self.models, admit=admit, fingerprint=fingerprint, measure=measure if measured else None)
 
     # --- searches ----------------------------------------------------------------------------------------------------
     @property

@@ -126,7 +126,8 @@ class GenerateKernel:
     dtype: DtypeArgument = None
     count: Annotated[int, Field(description="Kernels wanted, 1 to 8.", ge=1, le=8)] = 1
     generator: Annotated[
-        Literal["auto", "catalogue", "mixture", "chat"], Field(description="auto and catalogue need no model.")
+        Literal["auto", "catalogue", "mixture", "text_mixture", "chat"],
+        Field(description="auto and catalogue need no model."),
     ] = "auto"
     verify: Annotated[bool, Field(description="Check each kernel before it is returned.")] = True
     device: Device = "auto"

@@ -151,6 +151,15 @@ class Verifier:
             )
         return self._run_cases(kernel, problem, build, rng, level, reduced, started, warnings)
 
+    def why_unsound(self, problem: Problem) -> str | None:
+        """Why a problem cannot judge a kernel: a control output passes its cases; None where it can.
+
+        Raises:
+            InvalidInput: its reference cannot be run, or does not give what the problem declares.
+        """
+        degenerate = self._why_degenerate(problem)
+        return None if degenerate is None else f"{degenerate} passes every case: use sizes and data that tell it apart"
+
     # --- the cases ---------------------------------------------------------------------------------------------------
     def _run_cases(
         self,
