@@ -26,6 +26,7 @@ from optiml.verify.verify import Verifier
 Depth = Literal["reduced", "full", "confirm"]
 BUILDS_IN_MEMORY = 256
 PROFILE_TIMEOUT_S = 60.0
+_BINARY_FIELDS = ("cubin", "launcher_library", "recorder")  # of a build, kept as base64
 
 
 class Compiler(Protocol):
@@ -73,7 +74,10 @@ class CachedCompiler:
     def compile(self, kernel: Kernel, arch: str) -> Build | CompileFailure:
         place = (kernel_id(kernel), arch)
         if place not in self._recent:
-            self._recent[place] = self._stored_or_new(kernel, arch)
+            build = self._stored_or_new(kernel, arch)
+            if isinstance(build, CompileFailure) and build.reason is None:  # this machine's fault may be mended
+                return build
+            self._recent[place] = build
             while len(self._recent) > BUILDS_IN_MEMORY:
                 self._recent.popitem(last=False)
         return self._recent[place]
@@ -82,10 +86,11 @@ class CachedCompiler:
         key = cache_key("build", kernel=kernel_id(kernel), arch=arch, compiler=self._compiler.version)
         found = self._store.get(key)
         if found is not None:
-            return restore(Build, {**found, "cubin": base64.b64decode(found["cubin"])})
+            return restore(Build, {**found, **{name: base64.b64decode(found.get(name, "")) for name in _BINARY_FIELDS}})
         build = self._compiler.compile(kernel, arch)
         if isinstance(build, Build):
-            self._store.put(key, {**encode(build), "cubin": base64.b64encode(build.cubin).decode("ascii")})
+            binary = {name: base64.b64encode(getattr(build, name)).decode("ascii") for name in _BINARY_FIELDS}
+            self._store.put(key, {**encode(build), **binary})
         return build
 
     def close(self) -> None:
@@ -285,6 +290,7 @@ def code_fingerprint(kernel: Kernel, build: Build) -> str:
     code = code.split(".section", 1)[0]
     code = "\n".join(line.strip() for line in code.splitlines() if line.strip())
     plan: Mapping[str, Any] = {
+        "launcher": None if kernel.launcher is None else kernel_id(kernel),  # host code is not in the PTX
         "launches": encode(kernel.launches),
         "workspace": encode(kernel.workspace),
         "params": encode({name: kernel.params[name] for name in _params_in_plan(kernel)}),

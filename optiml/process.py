@@ -290,6 +290,8 @@ def run(
     output_cap_bytes: int = 1 << 20,
     environment: Mapping[str, str] | None = None,
     cancelled: threading.Event | None = None,
+    confined: bool = False,
+    stop_at_cap: bool = False,
 ) -> Finished:
     """Run an outside program under `policy` and wait for it; no process of it remains.
 
@@ -300,14 +302,16 @@ def run(
         timeout_s: wall time in all, after which the process group is killed.
         stdin: fed to the program.
         output_cap_bytes: kept of each output; the rest is read and dropped.
+        stop_at_cap: end the program as soon as an output is longer than that.
         environment: variables added to the few that it gets.
         cancelled: set by another thread to end the program early.
+        confined: do not start it where the sandbox is not strong enough for a stranger's code (`Layers.strong`).
 
     Raises:
         WorkerTimeout: it outlived `timeout_s`.
         WorkerDied: it was cancelled.
         ToolFailed: it could not be started.
-        SetupError: no child can be started here.
+        SetupError: no child can be started here; code `no_sandbox` if it would not have been confined.
     """
     program = shutil.which(argv[0])
     if program is None:
@@ -325,14 +329,17 @@ def run(
                 "policy": child.policy.to_json(),
                 "argv": [program, *argv[1:]],
                 "environment": _environment(child.policy.scratch, environment or {}),
+                "confined": confined,
             },
             deadline=deadline,
         )
         layers = _decode_layers(child.channel.receive(deadline=deadline)[0])
+        if confined and not layers.strong:
+            raise SetupError(_unconfined(layers), code="no_sandbox")
         with contextlib.suppress(EOFError):  # the end of file is the exec that succeeded
             reply, _ = child.channel.receive(deadline=deadline)
             raise ToolFailed(f"{name} could not be started: {reply.get('failed')}")
-        output = _Conversation(child, stdin, output_cap_bytes)
+        output = _Conversation(child, stdin, output_cap_bytes, stop_at_cap=stop_at_cap)
         status = output.hold(deadline, cancelled)
     except TimeoutError:
         raise WorkerTimeout(f"{name} did not end within {timeout_s:g} s and was stopped") from None
@@ -352,6 +359,11 @@ def run(
     )
 
 
+def _unconfined(layers: Layers) -> str:
+    lacks = "; ".join(layers.notes) or "files, network or processes cannot be confined"
+    return f"no sandbox can be made here that is strong enough for foreign code: {lacks}"
+
+
 class _Cancelled(Exception):
     """The caller's event was set while its program ran."""
 
@@ -359,10 +371,11 @@ class _Cancelled(Exception):
 class _Conversation:
     """Feeds a program, drains both its outputs up to a cap, and waits for the guard to report its end."""
 
-    def __init__(self, child: _Child, stdin: bytes, cap_bytes: int) -> None:
+    def __init__(self, child: _Child, stdin: bytes, cap_bytes: int, *, stop_at_cap: bool) -> None:
         self.stdout, self.stderr, self.truncated = bytearray(), bytearray(), False
         self._child = child
         self._cap_bytes = cap_bytes
+        self._stop_at_cap = stop_at_cap
         self._unsent = memoryview(stdin)
         self._status: int | None = None
         self._selector = selectors.DefaultSelector()
@@ -389,6 +402,8 @@ class _Conversation:
                 wait_s = left if cancelled is None else min(left, _POLL_S)
                 for key, _ in self._selector.select(wait_s):
                     self._advance(key)
+                if self._stop_at_cap and self.truncated:
+                    return -int(signal.SIGKILL)
         if self._status is None:
             raise EOFError("the guard of a program was killed")
         return self._status
@@ -745,7 +760,7 @@ def child() -> None:
         os._exit(0)
     policy = Policy.from_json(orders["policy"])
     if "argv" in orders:
-        _become_program(channel, policy, orders["argv"], orders["environment"])
+        _become_program(channel, policy, orders)
     sys.path += [path for path in orders["paths"] if path not in sys.path]
     channel.send({"layers": sandbox.apply(policy).to_json()})
     if orders["module"] is None:  # a probe
@@ -818,10 +833,14 @@ def _leave_guard_behind(parent: int, channel_fd: int, status_fd: int) -> None:
         signal.pause()
 
 
-def _become_program(channel: Channel, policy: Policy, argv: list[str], environment: dict[str, str]) -> None:
+def _become_program(channel: Channel, policy: Policy, orders: dict[str, Any]) -> None:
+    argv, environment = orders["argv"], orders["environment"]
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
-    channel.send({"layers": sandbox.apply(policy, before_exec=True).to_json()})
+    layers = sandbox.apply(policy, before_exec=True)
+    channel.send({"layers": layers.to_json()})
+    if orders["confined"] and not layers.strong:
+        os._exit(127)
     try:
         os.execve(argv[0], argv, environment)
     except (OSError, ValueError) as error:

@@ -59,10 +59,13 @@ from optiml.records import (
 from optiml.search.edit import EditContext
 from optiml.search.edits import edits_named
 from optiml.search.judge import judge_by_rules
+from optiml.search.judge_model import judge_by_model
 from optiml.search.propose import problem_dtype, suggest
-from optiml.searches import Answer, Request, RunSummary, Searches, SearchProgress
+from optiml.searches import RULES, Answer, Request, RunSummary, Searches, SearchProgress, model_named
 from optiml.settings import Settings
 from optiml.store import Store, open_store
+from optiml.toolchain.compilers import Compilers
+from optiml.toolchain.nvcc import NvccCompiler
 from optiml.toolchain.nvrtc import Compiler
 from optiml.toolchain.signatures import with_launches
 from optiml.verify.inputs import cost
@@ -138,7 +141,8 @@ class Workbench:
                 nvrtc = Compiler(
                     timeout_s=self.settings.compile_timeout_s, memory_bytes=self.settings.compile_memory_bytes
                 )
-                self._compiler = CachedCompiler(nvrtc, self.store)
+                nvcc = NvccCompiler(memory_bytes=self.settings.compile_memory_bytes)
+                self._compiler = CachedCompiler(Compilers(nvrtc, nvcc), self.store)
                 self._closing.callback(self._compiler.close)
             return self._compiler
 
@@ -479,9 +483,8 @@ class Workbench:
         judge: str = "rules",
         device: str = "auto",
     ) -> Judgement:
-        """An opinion on an edit, from rules, static facts and the profile of what is edited."""
-        if judge != "rules":
-            raise SetupError(f"judge {judge[:40]!r} needs a language model; use judge=rules", code="model_unavailable")
+        """An opinion on an edit, from static facts, the profile of what is edited, and rules or a model over them."""
+        model = None if judge == RULES else model_named(self.models, judge, "judge", otherwise=RULES)
         problem = self.problem(problem_spec)
         before = self.kernel(before_spec, problem)
         after = self.kernel(after_spec, problem)
@@ -492,7 +495,7 @@ class Workbench:
             with contextlib.suppress(NotAccepted):
                 profile = evaluator.profile(before, problem)
         context = EditContext(kernel=before, problem=problem, profile=profile, dtype=problem_dtype(problem))
-        return judge_by_rules(
+        rules = judge_by_rules(
             problem,
             before,
             after,
@@ -501,6 +504,7 @@ class Workbench:
             profile=profile,
             suggestions=suggest(context, edits_named(None)),
         )
+        return rules if model is None else judge_by_model(model, rules, before, after, profile=profile)
 
     def generate(
         self,
@@ -565,7 +569,7 @@ class Workbench:
         """The runs on disk."""
         with self._lock:
             if self._searches is None:
-                self._searches = Searches(self.settings.home / "runs", self.evaluator)
+                self._searches = Searches(self.settings.home / "runs", self.evaluator, lambda: self.models)
             return self._searches
 
     def start_search(
@@ -587,7 +591,7 @@ class Workbench:
         write_to: str | None = None,
     ) -> str:
         """Write a new run to disk and return its id; `run_search` carries it out."""
-        problem, kernel = self._search_input(problem_spec, kernel_spec, intent, axes, dtype)
+        problem, kernel = self._search_input(problem_spec, kernel_spec, intent, axes, dtype, device)
         return self.searches.start(
             problem=problem,
             kernel=kernel,
@@ -609,11 +613,15 @@ class Workbench:
         intent: str | None,
         axes: Mapping[str, int] | None,
         dtype: str | None,
+        device: str,
     ) -> tuple[Problem, Kernel]:
         if problem_spec is not None:
             problem = self.problem(problem_spec, axes=axes, dtype=dtype)
         elif intent is not None:
             made = generate(intent, problem=None, axes=axes, dtype=dtype, count=1, generator="catalogue", verify=None)
+            if made.problem is None and self.models:
+                made = self.generate(intent, axes=axes, dtype=dtype, device=device)
+                kernel_spec = kernel_spec or (made.candidates[0].kernel if made.candidates else None)
             if made.problem is None:
                 raise InvalidInput(made.summary)
             problem = made.problem

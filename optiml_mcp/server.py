@@ -28,7 +28,7 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
 from optiml.codec import digest, encode
-from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError
+from optiml.errors import Busy, InvalidInput, OptimlError
 from optiml.records import Generated, Judgement, NsightReport, Profile, SearchResult, Verdict
 from optiml_mcp.arguments import (
     CompileVerify,
@@ -201,8 +201,6 @@ def _profiled_elsewhere(app: App, args: ProfileNcu) -> Callable[[], NsightReport
 
 async def judge_patch(app: App, args: JudgePatch, ctx: Ctx) -> dict[str, Any]:
     """Opinion on an edit."""
-    if args.judge != "rules":
-        raise ModelFailed(f"judge_patch: judge {args.judge!r} is not available here: use rules")
 
     def work() -> Judgement:
         return app.bench().judge(
@@ -273,10 +271,6 @@ async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
 
 
 async def _start(app: App, args: RunMcts) -> dict[str, Any]:
-    if args.proposer not in ("builtin", "agent"):
-        raise ModelFailed(f"run_mcts: the proposer {args.proposer} needs a model: use proposer=builtin or agent")
-    if args.judge != "rules":
-        raise ModelFailed(f"run_mcts: judge {args.judge!r} is not available here: use rules")
     if args.problem is None and args.intent is None:
         raise InvalidInput("run_mcts: action=start needs problem (a name or an object) or intent (plain English)")
     problem, kernel = optional_spec(args.problem, "problem"), optional_spec(args.kernel, "kernel")

@@ -127,21 +127,12 @@ class Verifier:
         """
         started = time.monotonic()
         rng = random.Random(secrets.randbits(63) if seed is None else seed)
-        if kernel.launcher is not None:
-            return self._verdict(
-                kernel,
-                problem,
-                "unverified",
-                None,
-                "a launcher needs the launch recorder, which this version lacks: give the kernel as launches",
-                started,
-                warnings=warnings,
-            )
         if build is None:
             build = self._compiler.compile(kernel, self._device.info.arch)
         if isinstance(build, CompileFailure):
+            status: Status = "unverified" if build.reason is None else "rejected"
             return self._verdict(
-                kernel, problem, "rejected", build.reason, build.detail, started, log=build.log, warnings=warnings
+                kernel, problem, status, build.reason, build.detail, started, log=build.log, warnings=warnings
             )
         degenerate = self._why_degenerate(problem)
         if degenerate is not None:
