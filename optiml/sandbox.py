@@ -47,7 +47,7 @@ class Policy:
     open_files: int = 256
     task_limit: int = 512  # processes and threads together
     uid: int | None = None  # used when the parent is root; None picks one that nobody else has
-    confined: bool = True  # False keeps only the limits: for the profiler, which has to trace what it starts
+    trusted: bool = False  # our own code doing our own work in another process: nothing above is enforced
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -276,9 +276,6 @@ def apply(policy: Policy, *, before_exec: bool = False) -> Layers:
     death_signal, parent = kernel.parent_death_signal(), os.getppid()
 
     os.umask(0o077)
-    if not policy.confined:
-        limited = _set_limits(policy, before_exec, notes)
-        return Layers(limits=limited, uid=os.geteuid(), notes=("not confined: it traces other processes", *notes))
     _prefer_as_memory_victim()
     ruleset, abi = _landlock_ruleset(kernel, policy, before_exec, notes)
     held["landlock_abi"] = abi

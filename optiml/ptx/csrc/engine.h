@@ -101,5 +101,6 @@ typedef struct {
     uint32_t segment_count, barrier_total, special_count, zero_count, allocation_count;
     uint32_t register_bytes, shared_bytes, local_bytes, parameter_bytes;
     uint32_t waits, count, checks, max_order;
+    uint32_t unwritten; /* byte that shared and local memory hold until something is written */
     Fault fault;
 } Launch;

@@ -55,6 +55,7 @@ class Call:
         addresses: device address of module-scope data, by name.
         blocks: linear ids to run, None for the whole grid of `total`.
         checks: names of `CHECKS`.
+        unwritten: byte that shared and local memory hold until something is written.
     """
 
     program: NativeProgram
@@ -69,6 +70,7 @@ class Call:
     blocks: Sequence[int] | None
     count: bool
     checks: frozenset[str]
+    unwritten: int
     warp_instructions: int | None
     deadline: float | None
     l1_bytes: int
@@ -145,6 +147,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     launch.count = call.count
     launch.checks = sum(CHECKS[name] for name in call.checks)
     launch.max_order = native.max_order
+    launch.unwritten = call.unwritten
     launch.fault.other_line = launch.fault.other_thread = -1
     printer = _Printer(call, engine)
     launch.print = printer.callback

@@ -57,7 +57,8 @@ class LaunchRecord(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         *((name, ctypes.c_uint32) for name in (
             "segment_count", "barrier_total", "special_count", "zero_count", "allocation_count", "register_bytes",
-            "shared_bytes", "local_bytes", "parameter_bytes", "waits", "count", "checks", "max_order")),
+            "shared_bytes", "local_bytes", "parameter_bytes", "waits", "count", "checks", "max_order",
+            "unwritten")),
         ("fault", FaultRecord),
     ]  # fmt: skip
 

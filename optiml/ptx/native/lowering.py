@@ -512,6 +512,10 @@ class NativeLowering(Lowering):
                 if token[0] == "i" and piece < 4:
                     raise NotNative("narrow parameter")
             self.widths[slot] = 8 if piece == 8 else 4
+            if piece < 8 and self.wide_register(target):
+                extend = "cvt.s64.s32" if token[0] == "i" else "cvt.u64.u32"
+                self.emit(table.NUMBERS[table.ROWS[extend]], [self.target(target, U64)[0]], [slot])
+                continue
             self.move("@mov8" if piece == 8 else "@mov4", self.target(target, UNSIGNED[piece])[0], slot)
 
     def native_store(self, item: Item, segment: Any) -> None:
