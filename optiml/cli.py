@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperCommand
 
 from optiml.codec import MAX_SOURCE_BYTES, encode, kernel_id
-from optiml.errors import InvalidInput, NotAccepted, OptimlError
+from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
 from optiml.kernel_file import write_kernel_text
 from optiml.records import Comparison, Generated, Kernel, Level, Reason, SearchResult, Verdict
 from optiml.show import (
