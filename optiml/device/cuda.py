@@ -243,6 +243,10 @@ class CudaDevice:
                     with contextlib.suppress(OptimlError):  # the error that led here is the one to tell
                         self._call({"op": "close_timer"}, timeout_s=timeout_s)
 
+    def driver_version(self) -> str | None:
+        """Of the GPU's driver, None where it does not tell."""
+        return self.nvml.driver_version()
+
     def clocks(self) -> Clocks:
         """Clocks and what holds them down, as NVML reads them now."""
         return self.nvml.clocks()

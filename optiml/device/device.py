@@ -143,6 +143,9 @@ class Timer(Protocol):
 class TimedDevice(Device, Protocol):
     """A device whose time is real."""
 
+    def driver_version(self) -> str | None:
+        """Of the GPU's driver, None where it does not tell."""
+
     def timer(self, subjects: Sequence[TimedSubject], *, timeout_s: float) -> AbstractContextManager[Timer]:
         """Load the subjects and hold the device alone until the block ends.
 
