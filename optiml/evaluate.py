@@ -9,13 +9,16 @@ import base64
 import contextlib
 import dataclasses
 import hashlib
+import random
 import re
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from optiml.codec import digest, encode, kernel_id, problem_digest, restore
+from optiml.device.cuda_job import JobItem
 from optiml.device.device import Device, TimedDevice
 from optiml.errors import KernelFault, NotAccepted
 from optiml.measure.compare import compare
@@ -28,6 +31,7 @@ from optiml.store import Store, cache_key
 from optiml.toolchain.nvrtc import CompileFailure
 from optiml.verify.explain import next_action, summary
 from optiml.verify.reference import References
+from optiml.verify.sanitizer import Sanitized, sanitizer_items
 from optiml.verify.verify import Verifier
 
 Depth = Literal["reduced", "full", "confirm"]
@@ -135,8 +139,10 @@ class Evaluator:
         profiler: Profiler,
         store: Store,
         kernel_timeout_s: float,
+        sanitizer: Callable[[Sequence[JobItem]], Sanitized] | None = None,
     ) -> None:
         self.device = device
+        self._sanitizer = sanitizer
         self._fresh_device = fresh_device
         self._references = references
         self._timeout_s = kernel_timeout_s
@@ -163,9 +169,12 @@ class Evaluator:
         if found is not None:
             return found
         build = self.build(kernel, arch=arch)
-        verdict = self._verifier.verify(kernel, problem, level=level, seed=seed, build=build, warnings=warnings)
-        if level == "L2" and verdict.status == "accepted" and isinstance(build, Build):
-            verdict = self._timed(kernel, problem, build, verdict)
+        real = level == "L2" and isinstance(self.device, TimedDevice)
+        verdict = self._verifier.verify(
+            kernel, problem, level="L1" if real else level, seed=seed, build=build, warnings=warnings
+        )
+        if real and verdict.status == "accepted" and isinstance(build, Build):
+            verdict = self._at_level_two(kernel, problem, build, verdict, seed)
         if _repeatable(verdict):
             key = self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch)
             self._store.put(key, encode(verdict))
@@ -366,11 +375,33 @@ class Evaluator:
             salt = 1 if depth == "reduced" else 2
             return self._verifier.verify(kernel, problem, seed=seed * 4 + salt, reduced=depth == "reduced", build=build)
         verifier = Verifier(self._compiler, device, self._references, kernel_timeout_s=self._timeout_s)
-        return verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
+        verdict = verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
+        if self._sanitizer is None or verdict.status != "accepted" or not isinstance(build, Build):
+            return verdict
+        return self._at_level_two(kernel, problem, build, verdict, seed * 4 + 3)
 
-    # --- what only real time shows -----------------------------------------------------------------------------------
+    # --- level 2 on a GPU -----------------------------------------------------------------------------------
+    def _at_level_two(
+        self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict, seed: int | None
+    ) -> Verdict:
+        """What level 2 adds to an accepted verdict: the four sanitizers, and a look at timed runs."""
+        if self._sanitizer is None:
+            return _unverified(verdict, problem, "L2 needs compute-sanitizer, which was not found (optiml doctor)")
+        rng = random.Random(secrets.randbits(63) if seed is None else seed)
+        found = self._sanitizer(sanitizer_items(kernel, problem, build, self.device.info, rng=rng))
+        if found.missing is not None:
+            return _unverified(verdict, problem, f"L0 and L1 passed; L2 could not be reached: {found.missing}")
+        verdict = dataclasses.replace(verdict, sanitizer=found.report)
+        if found.fault is not None:
+            reason: Reason = "race" if found.fault.kind == "race" else "fault"
+            return dataclasses.replace(_rejected(verdict, problem, reason, str(found.fault.detail)), fault=found.fault)
+        verdict = self._timed(kernel, problem, build, verdict)
+        if verdict.status != "accepted":
+            return verdict
+        return _with_words(dataclasses.replace(verdict, levels=(*verdict.levels, "L2")), problem)
+
     def _timed(self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict) -> Verdict:
-        """The last part of level 2: outputs of timed runs are right, and their time is possible."""
+        """Whether outputs of timed runs are right, and their time is possible."""
         device = self.device
         if not isinstance(self._profiler, PairedProfiler) or not isinstance(device, TimedDevice):
             return verdict
@@ -422,7 +453,14 @@ def _bench(problem: Problem) -> tuple[Workload, ...]:
 
 def _rejected(verdict: Verdict, problem: Problem, reason: Reason, detail: str) -> Verdict:
     """An accepted verdict turned down for what its timed runs showed."""
-    draft = dataclasses.replace(verdict, status="rejected", reason=reason, detail=detail)
+    return _with_words(dataclasses.replace(verdict, status="rejected", reason=reason, detail=detail), problem)
+
+
+def _unverified(verdict: Verdict, problem: Problem, detail: str) -> Verdict:
+    return _with_words(dataclasses.replace(verdict, status="unverified", detail=detail), problem)
+
+
+def _with_words(draft: Verdict, problem: Problem) -> Verdict:
     return dataclasses.replace(draft, summary=summary(draft, problem), next_action=next_action(draft))
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from optiml.codec import decode, encode, kernel_id, normalised_source, restore
 from optiml.device.cuda import CudaDevice, Gpu, find_gpus, has_gpu_nodes
+from optiml.device.cuda_job import JobItem
 from optiml.device.emulated import EmulatedDevice, emulated_info
 from optiml.device.lease import Priority
 from optiml.diffs import apply_diff
@@ -62,11 +63,14 @@ from optiml.settings import Settings
 from optiml.store import Store, open_store
 from optiml.toolchain.nvrtc import Compiler
 from optiml.toolchain.signatures import with_launches
+from optiml.toolchain.tools import find_tool
 from optiml.verify.inputs import cost
 from optiml.verify.reference import References
+from optiml.verify.sanitizer import Sanitized, sanitize
 
 LOG = logging.getLogger(__name__)
 MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
+SANITIZER_TIMEOUT_S = 60.0  # for each tool over all cases of a kernel
 SEARCH_PATIENCE_S = 600.0  # how long a search waits for a GPU that others use
 KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
@@ -190,6 +194,13 @@ class Workbench:
                 return CudaDevice(gpu, priority=priority, patience_s=SEARCH_PATIENCE_S)
             return CudaDevice(gpu)
 
+        program = find_tool("compute-sanitizer")
+
+        def sanitized(items: Sequence[JobItem]) -> Sanitized:
+            assert program is not None
+            with opened().used(alone=False):
+                return sanitize(program, items, gpu=gpu.index, timeout_s=SANITIZER_TIMEOUT_S)
+
         return Evaluator(
             compiler=self._compiler_of(),
             device=opened(),
@@ -198,6 +209,7 @@ class Workbench:
             profiler=profiler,
             store=self.store,
             kernel_timeout_s=self.settings.kernel_timeout_s,
+            sanitizer=None if program is None else sanitized,
         )
 
     def gpus(self) -> tuple[Gpu, ...]:

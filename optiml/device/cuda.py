@@ -211,6 +211,12 @@ class CudaDevice:
             self._worker.close()  # the context may be broken for good, and nobody can tell
             raise
 
+    @contextlib.contextmanager
+    def used(self, *, alone: bool) -> Iterator[None]:
+        """Hold the GPU for another program: a sanitizer, or a profiler that wants to be alone."""
+        with self.lease.held(alone=alone, priority=self._priority, patience_s=self._patience_s):
+            yield
+
     # --- timing ------------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def timer(self, subjects: Sequence[TimedSubject], *, timeout_s: float) -> Iterator[CudaTimer]:
