@@ -38,6 +38,7 @@ from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
 from optiml.records import Build, DeviceInfo
 from optiml.sandbox import Policy
+from optiml.toolchain.tools import library_folders
 
 LOG = logging.getLogger(__name__)
 MODULE = "optiml.device.cuda_worker"
@@ -107,7 +108,7 @@ def find_gpus() -> tuple[Gpu, ...]:
     """
     if find_spec("pycuda") is None:
         raise SetupError(f"running on a GPU needs pycuda: {INSTALL}", code="no_device")
-    with Worker(MODULE, policy=Policy(gpu=True), environment=_environment()) as worker:
+    with Worker(MODULE, policy=Policy(gpu=True), environment=gpu_environment()) as worker:
         try:
             reply, _ = worker.call({"op": "devices"}, timeout_s=LOOK_TIMEOUT_S)
         except (WorkerDied, WorkerTimeout) as error:
@@ -121,8 +122,11 @@ def _gpu(item: Mapping[str, Any]) -> Gpu:
     return Gpu(**{**item, "max_grid": grid, "max_block": block})
 
 
-def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+def gpugpu_environment() -> dict[str, str]:
+    """What a process that uses a GPU needs to be told besides: which GPUs it may see, and where CUDA's libraries lie."""
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    own = os.environ.get("LD_LIBRARY_PATH")
+    return {**passed, "LD_LIBRARY_PATH": os.pathsep.join([*([own] if own else []), *library_folders()])}
 
 
 class CudaDevice:
@@ -151,7 +155,7 @@ class CudaDevice:
         self._worker = worker or Worker(
             MODULE,
             policy=Policy(gpu=True),
-            environment={**_environment(), INDEX_VARIABLE: str(gpu.index)},
+            environment={**gpu_environment(), INDEX_VARIABLE: str(gpu.index)},
             start_timeout_s=START_TIMEOUT_S,
             frame_limit_bytes=FRAME_BYTES,
         )

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from optiml import process, sandbox
+from optiml.device.cuda import gpu_environment
 from optiml.device.cuda_job import JobItem, write_job
 from optiml.process import Finished
 from optiml.sandbox import Policy
+from optiml.toolchain.tools import library_folders
 
-PASSED_ON = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH")
 OUTPUT_BYTES = 16 << 20
 
 
@@ -59,7 +60,7 @@ def _run(
     program = Path(wrapper[0])
     root = str(Path(sandbox.__file__).resolve().parent.parent)
     packages = sandbox.package_folders()
-    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    environment = gpu_environment()
     environment["PYTHONPATH"] = os.pathsep.join([root, *packages])
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     return process.run(
@@ -69,7 +70,7 @@ def _run(
             gpu=True,
             processes=True,
             scratch=str(folder),
-            readable=(root, *packages, *_tool_folders(program)),
+            readable=(root, *packages, *library_folders(), *_tool_folders(program)),
             file_size_bytes=4 << 30,
         ),
         timeout_s=timeout_s,

@@ -15,8 +15,19 @@ def find_tool(name: str) -> Path | None:
     found = shutil.which(name)
     if found is not None:
         return Path(found)
-    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_ROOT"), TOOLKIT]
-    folders = [Path(root) / "bin" for root in roots if root]
-    spec = find_spec("nvidia")
-    folders += [Path(item) / "cu13" / "bin" for item in (spec.submodule_search_locations or ())] if spec else []
+    folders = [root / "bin" for root in _roots()]
     return next((folder / name for folder in folders if os.access(folder / name, os.X_OK)), None)
+
+
+def library_folders() -> tuple[str, ...]:
+    """Folders of the CUDA libraries that pycuda is linked against and that the loader may not know."""
+    candidates = [root / part for root in _roots() for part in ("lib64", "lib")]
+    return tuple(str(folder) for folder in candidates if folder.is_dir())
+
+
+def _roots() -> list[Path]:
+    """The toolkit, then what its wheels fill."""
+    named = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_ROOT"), TOOLKIT]
+    spec = find_spec("nvidia")
+    wheels = [Path(item) / "cu13" for item in (spec.submodule_search_locations or ())] if spec else []
+    return list(dict.fromkeys([*(Path(root) for root in named if root), *wheels]))
