@@ -122,8 +122,8 @@ def _gpu(item: Mapping[str, Any]) -> Gpu:
     return Gpu(**{**item, "max_grid": grid, "max_block": block})
 
 
-def gpugpu_environment() -> dict[str, str]:
-    """What a process that uses a GPU needs to be told besides: which GPUs it may see, and where CUDA's libraries lie."""
+def gpu_environment() -> dict[str, str]:
+    """What a process on a GPU has to be told: which GPUs it may see, and where the libraries of CUDA lie."""
     passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     own = os.environ.get("LD_LIBRARY_PATH")
     return {**passed, "LD_LIBRARY_PATH": os.pathsep.join([*([own] if own else []), *library_folders()])}
