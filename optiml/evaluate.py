@@ -411,7 +411,8 @@ class Evaluator:
             subject = contender(kernel, build, problem, bench, device)
             timing = time_together(device, [subject], inputs, budget=TIMED_BUDGET, outputs=True)
             for index, entry in enumerate(timing.entries):
-                outputs = entry.outputs[0]
+                outputs = entry.outputs
+                assert outputs is not None
                 failure = self._verifier.check_again(
                     problem, entry.workload, build, subject.plans[index], inputs.sets[index][outputs.contents],
                     outputs.arrays,

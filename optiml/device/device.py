@@ -133,7 +133,7 @@ class Timer(Protocol):
         """Time every subject twice in each round; before each run its arrays are restored, and L2 is overwritten."""
 
     def outputs(self, subject: int) -> TimedOutputs:
-        """What the last timed run of a subject produced, to be checked again."""
+        """What the last timed run produced, to be checked again; it is the run of subject 0."""
 
     def repeat(self, subject: int, *, seconds: float) -> Repeated:
         """Launch one subject without a pause and without restoring anything, for at least `seconds`."""

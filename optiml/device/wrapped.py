@@ -63,14 +63,15 @@ def _run(
     environment = gpu_environment()
     environment["PYTHONPATH"] = os.pathsep.join([root, *packages])
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    # Not through a link in a virtual environment: the tools ask access(2), which a private folder on the way refuses.
     return process.run(
-        [*(item.replace("{folder}", str(folder)) for item in wrapper), sys.executable, "-m", "optiml.device.cuda_job",
-         str(folder)],
+        [*(item.replace("{folder}", str(folder)) for item in wrapper), os.path.realpath(sys.executable), "-m",
+         "optiml.device.cuda_job", str(folder)],
         policy=Policy(
             gpu=True,
             processes=True,
             scratch=str(folder),
-            readable=(root, *packages, *library_folders(), *_tool_folders(program)),
+            readable=(root, *sandbox.interpreter_paths(), *packages, *library_folders(), *_tool_folders(program)),
             file_size_bytes=4 << 30,
         ),
         timeout_s=timeout_s,

@@ -59,11 +59,11 @@ class BenchInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class EntryTiming:
-    """Raw times of one bench entry, microseconds of float64 `(rounds, contenders, 2)`, and the last outputs."""
+    """Raw times of one bench entry: microseconds of float64 `(rounds, contenders, 2)`, and outputs of the first."""
 
     workload: Workload
     times_us: Array
-    outputs: tuple[TimedOutputs, ...]  # of each contender, where they were asked for
+    outputs: TimedOutputs | None  # where they were asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ def time_together(
             )
         with device.timer(subjects, timeout_s=CALL_TIMEOUT_S) as timer:
             times, seen = _sampled(timer, budget, clock)
-            kept = tuple(timer.outputs(number) for number in range(len(subjects))) if outputs else ()
+            kept = timer.outputs(0) if outputs else None
         entries.append(EntryTiming(workload=workload, times_us=times, outputs=kept))
         clocks += seen
     return Timing(entries=tuple(entries), clocks=tuple(clocks), seconds=clock() - started)

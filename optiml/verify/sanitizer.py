@@ -95,7 +95,7 @@ def _run_tool(
     cancelled: threading.Event | None,
 ) -> tuple[Fault | None, str | None]:
     """The first finding, or why nothing is known; neither if the kernel is clean."""
-    options = ("--tool", tool, "--print-limit", PRINT_LIMIT, *OPTIONS[tool])
+    options = ("--tool", tool, "--print-limit", PRINT_LIMIT, "--report-api-errors", "no", *OPTIONS[tool])
     try:
         done = run_wrapped([str(program), *options], items, gpu=gpu, timeout_s=timeout_s, cancelled=cancelled)
     except WorkerTimeout:
