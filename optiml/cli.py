@@ -116,7 +116,7 @@ def generate(
     problem: ProblemOption = None,
     axes: AxesOption = None,
     dtype: DtypeOption = None,
-    generator: Annotated[str, typer.Option(help="auto, catalogue, mixture or chat.")] = "auto",
+    generator: Annotated[str, typer.Option(help="auto, catalogue, mixture, text_mixture or chat.")] = "auto",
     count: Annotated[int, typer.Option(min=1, max=64, help="Kernels wanted.")] = 1,
     device: DeviceOption = "auto",
     verify: Annotated[bool, typer.Option(help="Check each kernel.")] = True,
@@ -235,6 +235,7 @@ def judge(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help="The kernel as it is.")],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="The edited kernel, or a .diff of it.")],
     problem: ProblemOption = None,
+    judged_by: Annotated[str, typer.Option("--judge", help="rules, or a model: chat.")] = "rules",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -242,7 +243,8 @@ def judge(
     with _errors_reported(as_json), open_bench() as bench:
         old = read_kernel(before)
         new = {"base": old, "diff": _read_text(after)} if after.endswith((".diff", ".patch")) else read_kernel(after)
-        _finish(bench.judge(read_problem(_needed(problem)), old, new, device=device), show_judgement, as_json)
+        found = bench.judge(read_problem(_needed(problem)), old, new, judge=judged_by, device=device)
+        _finish(found, show_judgement, as_json)
 
 
 @app.command()
@@ -253,8 +255,8 @@ def search(
     evaluations: Annotated[int, typer.Option(min=1, help="Kernels to try.")] = 40,
     seconds: Annotated[float | None, typer.Option(min=1, help="Also stop after so many seconds.")] = None,
     seed: SeedOption = None,
-    proposer: Annotated[str, typer.Option(help="builtin; chat and mixture need a language model.")] = "builtin",
-    judge: Annotated[str, typer.Option(help="rules; chat needs a language model.")] = "rules",
+    proposer: Annotated[str, typer.Option(help="builtin, or a model: chat, text_mixture, mixture.")] = "builtin",
+    judge: Annotated[str, typer.Option(help="rules, or a model: chat.")] = "rules",
     edits: Annotated[str | None, typer.Option(help="Only these kinds of edit, with commas.")] = None,
     catalogue: Annotated[bool, typer.Option(help="Also try the catalogue's strategies.")] = True,
     axes: AxesOption = None,

@@ -39,6 +39,7 @@ BUILDS_IN_MEMORY = 256
 PROFILE_TIMEOUT_S = 60.0
 TIMED_BUDGET = Budget(seconds=0.2, most_rounds=20)  # of the timed runs whose outputs are checked
 LEAST_BELIEVED = 0.95  # a time below this share of what is possible is not believed
+_BINARY_FIELDS = ("cubin", "launcher_library", "recorder")  # of a build, kept as base64
 
 
 class Compiler(Protocol):
@@ -107,7 +108,10 @@ class CachedCompiler:
     def compile(self, kernel: Kernel, arch: str) -> Build | CompileFailure:
         place = (kernel_id(kernel), arch)
         if place not in self._recent:
-            self._recent[place] = self._stored_or_new(kernel, arch)
+            build = self._stored_or_new(kernel, arch)
+            if isinstance(build, CompileFailure) and build.reason is None:  # this machine's fault may be mended
+                return build
+            self._recent[place] = build
             while len(self._recent) > BUILDS_IN_MEMORY:
                 self._recent.popitem(last=False)
         return self._recent[place]
@@ -116,10 +120,11 @@ class CachedCompiler:
         key = cache_key("build", kernel=kernel_id(kernel), arch=arch, compiler=self._compiler.version)
         found = self._store.get(key)
         if found is not None:
-            return restore(Build, {**found, "cubin": base64.b64decode(found["cubin"])})
+            return restore(Build, {**found, **{name: base64.b64decode(found.get(name, "")) for name in _BINARY_FIELDS}})
         build = self._compiler.compile(kernel, arch)
         if isinstance(build, Build):
-            self._store.put(key, {**encode(build), "cubin": base64.b64encode(build.cubin).decode("ascii")})
+            binary = {name: base64.b64encode(getattr(build, name)).decode("ascii") for name in _BINARY_FIELDS}
+            self._store.put(key, {**encode(build), **binary})
         return build
 
     def close(self) -> None:
@@ -179,6 +184,10 @@ class Evaluator:
             key = self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch)
             self._store.put(key, encode(verdict))
         return verdict
+
+    def why_unsound(self, problem: Problem) -> str | None:
+        """See `Verifier.why_unsound`."""
+        return self._verifier.why_unsound(problem)
 
     def known_verdict(
         self, kernel: Kernel, problem: Problem, *, level: Level = "L1", seed: int | None = None, arch: str | None = None
@@ -375,6 +384,8 @@ class Evaluator:
             salt = 1 if depth == "reduced" else 2
             return self._verifier.verify(kernel, problem, seed=seed * 4 + salt, reduced=depth == "reduced", build=build)
         verifier = Verifier(self._compiler, device, self._references, kernel_timeout_s=self._timeout_s)
+        if not isinstance(device, TimedDevice):
+            return verifier.verify(kernel, problem, level="L2", highest=True, seed=seed * 4 + 3, build=build)
         verdict = verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
         if self._sanitizer is None or verdict.status != "accepted" or not isinstance(build, Build):
             return verdict
@@ -497,6 +508,7 @@ def code_fingerprint(kernel: Kernel, build: Build) -> str:
     code = code.split(".section", 1)[0]
     code = "\n".join(line.strip() for line in code.splitlines() if line.strip())
     plan: Mapping[str, Any] = {
+        "launcher": None if kernel.launcher is None else kernel_id(kernel),  # host code is not in the PTX
         "launches": encode(kernel.launches),
         "workspace": encode(kernel.workspace),
         "params": encode({name: kernel.params[name] for name in _params_in_plan(kernel)}),

@@ -128,7 +128,12 @@ class Worker:
             return None if self._child is None else self._child.pid
 
     def call(
-        self, header: dict[str, Any], blobs: Iterable[Buffer] = (), *, timeout_s: float
+        self,
+        header: dict[str, Any],
+        blobs: Iterable[Buffer] = (),
+        *,
+        timeout_s: float,
+        on_question: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> tuple[dict[str, Any], list[memoryview]]:
         """Let the handler in the child answer one message.
 
@@ -136,6 +141,7 @@ class Worker:
             header: a JSON object.
             blobs: arrays or bytes, sent from where they are.
             timeout_s: from the moment the child is ready; sending and receiving count.
+            on_question: answers what the handler asks while it works (`ask`); without it a question is an error.
 
         Returns:
             The handler's header, and its blobs as writable memoryviews of bytes.
@@ -155,6 +161,9 @@ class Worker:
             with self._ends_child_on_failure(child, limit_s=timeout_s):
                 child.channel.send({"ticket": ticket, "header": header}, blobs, deadline=deadline)
                 reply, answer = child.channel.receive(deadline=deadline)
+                while on_question is not None and "question" in reply and reply.get("ticket") == ticket:
+                    child.channel.send({"ticket": ticket, "told": on_question(reply["question"])}, deadline=deadline)
+                    reply, answer = child.channel.receive(deadline=deadline)
                 if reply.pop("ticket", None) != ticket:
                     raise FrameError("an answer does not belong to this call")
                 error = decode_error(reply["error"]) if "error" in reply else None
@@ -290,6 +299,8 @@ def run(
     output_cap_bytes: int = 1 << 20,
     environment: Mapping[str, str] | None = None,
     cancelled: threading.Event | None = None,
+    confined: bool = False,
+    stop_at_cap: bool = False,
 ) -> Finished:
     """Run an outside program under `policy` and wait for it; no process of it remains.
 
@@ -300,14 +311,16 @@ def run(
         timeout_s: wall time in all, after which the process group is killed.
         stdin: fed to the program.
         output_cap_bytes: kept of each output; the rest is read and dropped.
+        stop_at_cap: end the program as soon as an output is longer than that.
         environment: variables added to the few that it gets.
         cancelled: set by another thread to end the program early.
+        confined: do not start it where the sandbox is not strong enough for a stranger's code (`Layers.strong`).
 
     Raises:
         WorkerTimeout: it outlived `timeout_s`.
         WorkerDied: it was cancelled.
         ToolFailed: it could not be started.
-        SetupError: no child can be started here.
+        SetupError: no child can be started here; code `no_sandbox` if it would not have been confined.
     """
     program = shutil.which(argv[0])
     if program is None:
@@ -325,14 +338,17 @@ def run(
                 "policy": child.policy.to_json(),
                 "argv": [program, *argv[1:]],
                 "environment": _environment(child.policy.scratch, environment or {}),
+                "confined": confined,
             },
             deadline=deadline,
         )
         layers = _decode_layers(child.channel.receive(deadline=deadline)[0])
+        if confined and not layers.strong:
+            raise SetupError(_unconfined(layers), code="no_sandbox")
         with contextlib.suppress(EOFError):  # the end of file is the exec that succeeded
             reply, _ = child.channel.receive(deadline=deadline)
             raise ToolFailed(f"{name} could not be started: {reply.get('failed')}")
-        output = _Conversation(child, stdin, output_cap_bytes)
+        output = _Conversation(child, stdin, output_cap_bytes, stop_at_cap=stop_at_cap)
         status = output.hold(deadline, cancelled)
     except TimeoutError:
         raise WorkerTimeout(f"{name} did not end within {timeout_s:g} s and was stopped") from None
@@ -352,6 +368,11 @@ def run(
     )
 
 
+def _unconfined(layers: Layers) -> str:
+    lacks = "; ".join(layers.notes) or "files, network or processes cannot be confined"
+    return f"no sandbox can be made here that is strong enough for foreign code: {lacks}"
+
+
 class _Cancelled(Exception):
     """The caller's event was set while its program ran."""
 
@@ -359,10 +380,11 @@ class _Cancelled(Exception):
 class _Conversation:
     """Feeds a program, drains both its outputs up to a cap, and waits for the guard to report its end."""
 
-    def __init__(self, child: _Child, stdin: bytes, cap_bytes: int) -> None:
+    def __init__(self, child: _Child, stdin: bytes, cap_bytes: int, *, stop_at_cap: bool) -> None:
         self.stdout, self.stderr, self.truncated = bytearray(), bytearray(), False
         self._child = child
         self._cap_bytes = cap_bytes
+        self._stop_at_cap = stop_at_cap
         self._unsent = memoryview(stdin)
         self._status: int | None = None
         self._selector = selectors.DefaultSelector()
@@ -389,6 +411,8 @@ class _Conversation:
                 wait_s = left if cancelled is None else min(left, _POLL_S)
                 for key, _ in self._selector.select(wait_s):
                     self._advance(key)
+                if self._stop_at_cap and self.truncated:
+                    return -int(signal.SIGKILL)
         if self._status is None:
             raise EOFError("the guard of a program was killed")
         return self._status
@@ -724,6 +748,7 @@ class _Service:
 
     channel: Channel
     policy: Policy
+    ticket: str = ""  # of the call that is being answered
 
 
 _service: _Service | None = None
@@ -745,9 +770,10 @@ def child() -> None:
         os._exit(0)
     policy = Policy.from_json(orders["policy"])
     if "argv" in orders:
-        _become_program(channel, policy, orders["argv"], orders["environment"])
+        _become_program(channel, policy, orders)
     sys.path += [path for path in orders["paths"] if path not in sys.path]
-    channel.send({"layers": sandbox.apply(policy).to_json()})
+    layers = Layers(notes=("our own code, with our rights",)) if policy.trusted else sandbox.apply(policy)
+    channel.send({"layers": layers.to_json()})
     if orders["module"] is None:  # a probe
         os._exit(0)
     _service = _Service(channel=channel, policy=policy)
@@ -776,6 +802,7 @@ def serve(handler: Handler) -> None:
     Raises:
         SetupError: this process was not started by a `Worker`.
     """
+    global _service
     if _service is None:
         raise SetupError("this module is the inside of a worker and cannot be run by itself", code="no_sandbox")
     channel, policy = _service.channel, _service.policy
@@ -787,6 +814,7 @@ def serve(handler: Handler) -> None:
             os._exit(0)
         sandbox.limit_cpu_time(policy)
         ticket = {"ticket": message["ticket"]}
+        _service = replace(_service, ticket=message["ticket"])
         try:
             header, answer = handler(message["header"], blobs)
             channel.send({**ticket, "header": header}, answer)
@@ -794,6 +822,21 @@ def serve(handler: Handler) -> None:
         except OptimlError as error:
             channel.send({**ticket, "error": encode_error(error)})
         del message, blobs  # not kept while waiting
+
+
+def ask(question: dict[str, Any]) -> dict[str, Any]:
+    """From the thread of the handler, while it answers a call: ask the parent, and wait for what it says.
+
+    Raises:
+        EOFError: the parent is gone.
+        SetupError: this process was not started by a `Worker`.
+    """
+    if _service is None:
+        raise SetupError("only the inside of a worker can ask its parent", code="no_sandbox")
+    _service.channel.send({"ticket": _service.ticket, "question": question})
+    reply, _ = _service.channel.receive()
+    told: dict[str, Any] = reply["told"]
+    return told
 
 
 def _leave_guard_behind(parent: int, channel_fd: int, status_fd: int) -> None:
@@ -818,10 +861,14 @@ def _leave_guard_behind(parent: int, channel_fd: int, status_fd: int) -> None:
         signal.pause()
 
 
-def _become_program(channel: Channel, policy: Policy, argv: list[str], environment: dict[str, str]) -> None:
+def _become_program(channel: Channel, policy: Policy, orders: dict[str, Any]) -> None:
+    argv, environment = orders["argv"], orders["environment"]
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
-    channel.send({"layers": sandbox.apply(policy, before_exec=True).to_json()})
+    layers = sandbox.apply(policy, before_exec=True)
+    channel.send({"layers": layers.to_json()})
+    if orders["confined"] and not layers.strong:
+        os._exit(127)
     try:
         os.execve(argv[0], argv, environment)
     except (OSError, ValueError) as error:

@@ -195,6 +195,8 @@ class Build:
     cubin: bytes
     entries: Mapping[str, str]  # name in the launch plan -> symbol in the binary
     resources: Mapping[str, Resources]  # symbol -> what ptxas said
+    launcher_library: bytes = b""  # host code of a kernel with a launcher: a shared library without a CUDA runtime
+    recorder: bytes = b""  # the program that calls it under the recording runtime
 
 
 # --- Verdict (contract §5, §6) ---------------------------------------------------------------------------------------

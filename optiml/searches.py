@@ -28,19 +28,22 @@ from pathlib import Path
 from typing import Any
 
 from optiml.codec import encode
-from optiml.errors import Busy, InvalidInput, OptimlError, SetupError
+from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError, SetupError
 from optiml.evaluate import Evaluator
 from optiml.kernel_file import write_kernel_text
+from optiml.llm.model import Model
 from optiml.records import Kernel, Problem, SearchResult
 from optiml.report import markdown
 from optiml.search.asktell import Answer, AskTell, Request
 from optiml.search.journal import JOURNAL_NAME, Event, Journal, read_events
+from optiml.search.model_search import ModelSearch
 from optiml.search.optimise import Search, SearchProgress, SearchSpec, load_spec, optimise
 
 LOG = logging.getLogger(__name__)
 TOLD_NAME = "told.jsonl"
 TELL_PATIENCE_S = 5.0
 MOST_FOLLOWED = 32  # searches kept in memory for those who ask about them
+RULES = "rules"
 UNDER_WAY = ("running", "needs_proposals")
 RUN_ID = re.compile(r"r-[0-9]{8}-[0-9a-f]{8}")
 
@@ -70,11 +73,22 @@ class _Followed:
 
 
 class Searches:
-    """The runs below one folder. `evaluator` gives the evaluator of a device by name."""
+    """The runs below one folder.
 
-    def __init__(self, folder: Path, evaluator: Callable[[str], Evaluator]) -> None:
+    Args:
+        evaluator: gives the evaluator of a device by name.
+        models: gives the language models that are set up, by the name of their generator.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        evaluator: Callable[[str], Evaluator],
+        models: Callable[[], Mapping[str, Model]] = dict,
+    ) -> None:
         self._folder = folder
         self._evaluator = evaluator
+        self._models = models
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -97,13 +111,12 @@ class Searches:
 
         Raises:
             InvalidInput: a budget out of range, an unknown edit.
-            SetupError: a proposer or judge that needs what is not here.
+            ModelFailed: a proposer or judge whose model is not set up.
         """
-        if proposer not in ("builtin", "agent") or judge != "rules":
-            raise SetupError(
-                "this version searches with proposer=builtin or agent and judge=rules; others need a language model",
-                code="model_unavailable",
-            )
+        if proposer not in ("builtin", "agent"):
+            model_named(self._models(), proposer, "proposer", otherwise="builtin or agent")
+        if judge != RULES:
+            judge = model_named(self._models(), judge, "judge", otherwise=RULES).name
         if not 1 <= evaluations <= 10_000:
             raise InvalidInput(f"evaluations must lie in 1..10000, not {evaluations}")
         run_id = f"r-{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(4)}"
@@ -148,7 +161,7 @@ class Searches:
         folder = self._run_folder(run_id)
         facts = _facts(folder)
         with _locked(folder):
-            search = _load(folder)
+            search = self._to_carry_out(folder)
             evaluator = self._evaluator(str(facts["device"]))
             result = optimise(
                 search,
@@ -161,6 +174,19 @@ class Searches:
                 search.cancel()
                 result = search.result()
         return self._finished(result, facts)
+
+    def _to_carry_out(self, folder: Path) -> Search:
+        """The search of a folder with the models that it needs."""
+        journal = Journal(folder / JOURNAL_NAME)
+        spec = load_spec(journal)
+        if spec.proposer in ("builtin", "agent") and spec.judge == RULES:
+            return _search_of(folder, journal)
+        models = self._models()
+        judge = None if spec.judge == RULES else model_named(models, spec.judge, "judge", otherwise=RULES)
+        if spec.proposer in ("builtin", "agent"):
+            return _search_of(folder, journal, judge=judge)
+        model = model_named(models, spec.proposer, "proposer", otherwise="builtin or agent")
+        return ModelSearch(spec, journal, model=model, judge=judge)
 
     def _finished(self, result: SearchResult, facts: Mapping[str, Any]) -> SearchResult:
         target = facts.get("write_to")
@@ -296,9 +322,29 @@ def _load(folder: Path) -> Search:
     return _search_of(folder, Journal(folder / JOURNAL_NAME))
 
 
-def _search_of(folder: Path, journal: Journal) -> Search:
+def _search_of(folder: Path, journal: Journal, *, judge: Model | None = None) -> Search:
     spec = load_spec(journal)
-    return AskTell(spec, journal, told=_Told(folder / TOLD_NAME)) if spec.proposer == "agent" else Search(spec, journal)
+    if spec.proposer == "agent":
+        return AskTell(spec, journal, told=_Told(folder / TOLD_NAME), judge=judge)
+    return Search(spec, journal, judge=judge) if spec.proposer == "builtin" else ModelSearch(spec, journal)
+
+
+def model_named(models: Mapping[str, Model], name: str, role: str, *, otherwise: str) -> Model:
+    """The model that a caller means by its generator (`chat`) or by its own name (`chat:gpt-5`).
+
+    Raises:
+        ModelFailed: code `model_unavailable`: it is not set up.
+    """
+    if name in models:
+        return models[name]
+    found = next((model for model in models.values() if model.name == name), None)
+    if found is None:
+        known = ", ".join([*models, *sorted({model.name for model in models.values()} - set(models))]) or "none"
+        raise ModelFailed(
+            f"the {role} {name[:60]!r} needs a language model that is not set up (there: {known}): name one in "
+            f"optiml.toml, or use {role}={otherwise}"
+        )
+    return found
 
 
 class _Told:

@@ -24,10 +24,11 @@ from optiml.device.emulated import EmulatedDevice, emulated_info
 from optiml.device.lease import Priority
 from optiml.diffs import apply_diff
 from optiml.doctor import Check, examine
-from optiml.errors import InvalidInput, NotAccepted, SetupError
+from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
 from optiml.evaluate import CachedCompiler, Evaluator
-from optiml.generate.generate import generate
+from optiml.generate.generate import Writing, generate
 from optiml.kernel_file import merge_block, read_kernel_text
+from optiml.llm.model import Model
 from optiml.measure.counted import CountedProfiler
 from optiml.measure.measured import MeasuredProfiler
 from optiml.problems.kernel_check import check_kernel
@@ -57,10 +58,13 @@ from optiml.records import (
 from optiml.search.edit import EditContext
 from optiml.search.edits import edits_named
 from optiml.search.judge import judge_by_rules
+from optiml.search.judge_model import judge_by_model
 from optiml.search.propose import problem_dtype, suggest
-from optiml.searches import Answer, Request, RunSummary, Searches, SearchProgress
+from optiml.searches import RULES, Answer, Request, RunSummary, Searches, SearchProgress, model_named
 from optiml.settings import Settings
 from optiml.store import Store, open_store
+from optiml.toolchain.compilers import Compilers
+from optiml.toolchain.nvcc import NvccCompiler
 from optiml.toolchain.nvrtc import Compiler
 from optiml.toolchain.signatures import with_launches
 from optiml.toolchain.tools import find_tool
@@ -72,6 +76,7 @@ LOG = logging.getLogger(__name__)
 MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
 SANITIZER_TIMEOUT_S = 60.0  # for each tool over all cases of a kernel
 SEARCH_PATIENCE_S = 600.0  # how long a search waits for a GPU that others use
+MOST_REMEMBERED = 4096  # kernels that need not be written to the store again
 KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
 ProblemSpec = str | Mapping[str, Any] | Problem
@@ -107,6 +112,7 @@ class Workbench:
         self._turn = 0  # of the GPUs, for searches that name none
         self._remembered: set[str] = set()  # kernels that this process wrote to the store
         self._searches: Searches | None = None
+        self._models: dict[str, Model] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +127,7 @@ class Workbench:
         with self._lock:
             self._closing.close()
             self._closing = contextlib.ExitStack()
-            self._store = self._compiler = self._references = self._searches = None
+            self._store = self._compiler = self._references = self._searches = self._models = None
             self._evaluators = {}
 
     # --- backends ----------------------------------------------------------------------------------------------------
@@ -140,9 +146,18 @@ class Workbench:
                 nvrtc = Compiler(
                     timeout_s=self.settings.compile_timeout_s, memory_bytes=self.settings.compile_memory_bytes
                 )
-                self._compiler = CachedCompiler(nvrtc, self.store)
+                nvcc = NvccCompiler(memory_bytes=self.settings.compile_memory_bytes)
+                self._compiler = CachedCompiler(Compilers(nvrtc, nvcc), self.store)
                 self._closing.callback(self._compiler.close)
             return self._compiler
+
+    def compiler_version(self) -> str:
+        """Version of the compiler, under which results are kept.
+
+        Raises:
+            SetupError: code `no_compiler`.
+        """
+        return self._compiler_of().version
 
     def _references_of(self) -> References:
         with self._lock:
@@ -227,6 +242,22 @@ class Workbench:
             if isinstance(self._gpus, SetupError):
                 raise SetupError(str(self._gpus), code=self._gpus.code)
             return self._gpus
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """The language models that are set up, by the name of their generator.
+
+        Raises:
+            ModelFailed: the settings name one without what it needs.
+        """
+        with self._lock:
+            if self._models is None:
+                from optiml.llm.configured import chat_models  # the HTTP client takes a third of a second
+
+                self._models = chat_models(self.settings) if self.settings.chat or self.settings.text_mixture else {}
+                for model in self._models.values():
+                    self._closing.callback(model.close)
+            return self._models
 
     def _device_name(self, device: str) -> str:
         wanted = self.settings.device if device == "auto" else device
@@ -331,6 +362,8 @@ class Workbench:
         identity = kernel_id(kernel)
         if identity not in self._remembered:
             self.store.put(_kernel_key(identity), encode(kernel))
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()  # writing some of them again costs little
             self._remembered.add(identity)
 
     def _kernel_of(self, spec: KernelSpec, problem: Problem | None) -> Kernel:
@@ -488,9 +521,8 @@ class Workbench:
         judge: str = "rules",
         device: str = "auto",
     ) -> Judgement:
-        """An opinion on an edit, from rules, static facts and the profile of what is edited."""
-        if judge != "rules":
-            raise SetupError(f"judge {judge[:40]!r} needs a language model; use judge=rules", code="model_unavailable")
+        """An opinion on an edit, from static facts, the profile of what is edited, and rules or a model over them."""
+        model = None if judge == RULES else model_named(self.models, judge, "judge", otherwise=RULES)
         problem = self.problem(problem_spec)
         before = self.kernel(before_spec, problem)
         after = self.kernel(after_spec, problem)
@@ -501,7 +533,7 @@ class Workbench:
             with contextlib.suppress(NotAccepted):
                 profile = evaluator.profile(before, problem)
         context = EditContext(kernel=before, problem=problem, profile=profile, dtype=problem_dtype(problem))
-        return judge_by_rules(
+        rules = judge_by_rules(
             problem,
             before,
             after,
@@ -510,6 +542,7 @@ class Workbench:
             profile=profile,
             suggestions=suggest(context, edits_named(None)),
         )
+        return rules if model is None else judge_by_model(model, rules, before, after, profile=profile)
 
     def generate(
         self,
@@ -538,10 +571,35 @@ class Workbench:
             count=count,
             generator=generator,
             verify=judged if verify else None,
+            writing=self._writing(device, measured=verify),
         )
         for candidate in made.candidates:
             self._remember(candidate.kernel)
         return made
+
+    def _writing(self, device: str, *, measured: bool) -> Writing:
+        """The models, and what the writer asks this workbench."""
+
+        def admit(fields: Mapping[str, Any]) -> Problem:
+            problem = self._custom_problem(fields)
+            why = self.evaluator(device).why_unsound(problem)
+            if why is not None:
+                raise InvalidInput(why)
+            return problem
+
+        def fingerprint(kernel: Kernel) -> str | None:
+            return self.evaluator(device).fingerprint(kernel)
+
+        def measure(kernel: Kernel, problem: Problem) -> float | None:
+            try:
+                return self.evaluator(device).profile(kernel, problem).time.median_us
+            except OptimlError as error:  # a time is asked for to rank by: without one a kernel stands last
+                LOG.warning("a kernel could not be profiled: %s", error)
+                return None
+
+        if not self.models:
+            return Writing()
+        return Writing(models=self.models, admit=admit, fingerprint=fingerprint, measure=measure if measured else None)
 
     # --- searches ----------------------------------------------------------------------------------------------------
     @property
@@ -550,7 +608,9 @@ class Workbench:
         with self._lock:
             if self._searches is None:
                 self._searches = Searches(
-                    self.settings.home / "runs", lambda name: self.evaluator(name, priority="search")
+                    self.settings.home / "runs",
+                    lambda name: self.evaluator(name, priority="search"),
+                    lambda: self.models,
                 )
             return self._searches
 
@@ -573,7 +633,7 @@ class Workbench:
         write_to: str | None = None,
     ) -> str:
         """Write a new run to disk and return its id; `run_search` carries it out."""
-        problem, kernel = self._search_input(problem_spec, kernel_spec, intent, axes, dtype)
+        problem, kernel = self._search_input(problem_spec, kernel_spec, intent, axes, dtype, device)
         return self.searches.start(
             problem=problem,
             kernel=kernel,
@@ -595,11 +655,15 @@ class Workbench:
         intent: str | None,
         axes: Mapping[str, int] | None,
         dtype: str | None,
+        device: str,
     ) -> tuple[Problem, Kernel]:
         if problem_spec is not None:
             problem = self.problem(problem_spec, axes=axes, dtype=dtype)
         elif intent is not None:
             made = generate(intent, problem=None, axes=axes, dtype=dtype, count=1, generator="catalogue", verify=None)
+            if made.problem is None and self.models:
+                made = self.generate(intent, axes=axes, dtype=dtype, device=device)
+                kernel_spec = kernel_spec or (made.candidates[0].kernel if made.candidates else None)
             if made.problem is None:
                 raise InvalidInput(made.summary)
             problem = made.problem

@@ -108,7 +108,9 @@ class JudgePatch:
     profile: Annotated[
         str | None, Field(description="kernel_id whose last profile to use; default: that of before.")
     ] = None
-    judge: Annotated[str, Field(description="rules (default).", max_length=64)] = "rules"
+    judge: Annotated[str, Field(description="rules (default), or a model of the settings: chat.", max_length=64)] = (
+        "rules"
+    )
     max_wait_s: Wait = 25
     job_id: JobId = None
 
@@ -126,7 +128,8 @@ class GenerateKernel:
     dtype: DtypeArgument = None
     count: Annotated[int, Field(description="Kernels wanted, 1 to 8.", ge=1, le=8)] = 1
     generator: Annotated[
-        Literal["auto", "catalogue", "mixture", "chat"], Field(description="auto and catalogue need no model.")
+        Literal["auto", "catalogue", "mixture", "text_mixture", "chat"],
+        Field(description="auto and catalogue need no model."),
     ] = "auto"
     verify: Annotated[bool, Field(description="Check each kernel before it is returned.")] = True
     device: Device = "auto"
@@ -166,10 +169,12 @@ class RunMcts:
     dtype: DtypeArgument = None
     budget: Budget = field(default_factory=Budget)
     proposer: Annotated[
-        Literal["builtin", "agent", "chat", "mixture"],
-        Field(description="builtin (default): edits of our own. agent: you propose."),
+        Literal["builtin", "agent", "chat", "text_mixture", "mixture"],
+        Field(description="builtin (default): edits of our own. agent: you propose. Others: a model."),
     ] = "builtin"
-    judge: Annotated[str, Field(description="rules (default).", max_length=64)] = "rules"
+    judge: Annotated[str, Field(description="rules (default), or a model of the settings: chat.", max_length=64)] = (
+        "rules"
+    )
     device: Device = "auto"
     seed: Seed = None
     edits: Annotated[list[str] | None, Field(description="Only these kinds of edit; default: all.")] = None

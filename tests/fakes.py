@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optiml.codec import MAX_SOURCE_BYTES, decode, kernel_id
-from optiml.errors import InvalidInput, NotAccepted
+from optiml.errors import InvalidInput, ModelFailed, NotAccepted
 from optiml.kernel_file import read_kernel_text, write_kernel_text
 from optiml.problems.problem import load_builtin, with_axes, with_dtype
 from optiml.records import (
@@ -108,6 +108,11 @@ class FakeRun:
     write_to: str | None = None
     evaluations: int = 0
     status: str = "running"
+
+
+def _without_models(role: str, name: str, *known: str) -> None:
+    if name not in known:
+        raise ModelFailed(f"the {role} {name!r} needs a language model: use {role}={' or '.join(known)}")
 
 
 @dataclass
@@ -321,6 +326,7 @@ class FakeWorkbench:
         judge: str = "rules",
         device: str = "auto",
     ) -> Judgement:
+        _without_models("judge", judge, "rules")
         problem = self.problem(problem_spec)
         self.kernel(before_spec, problem)
         self.kernel(after_spec, problem)
@@ -400,6 +406,8 @@ class FakeWorkbench:
         catalogue: bool = True,
         write_to: str | None = None,
     ) -> str:
+        _without_models("proposer", proposer, "builtin", "agent")
+        _without_models("judge", judge, "rules")
         problem = self.problem("relu" if problem_spec is None else problem_spec, axes=axes, dtype=dtype)
         kernel = self.kernel(RELU if kernel_spec is None else kernel_spec, problem)
         run_id = f"r-{len(self.searches):012d}"

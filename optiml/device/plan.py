@@ -2,152 +2,37 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 
-from optiml.errors import InvalidInput, OptimlError
+from optiml.device.entries import Parameter, entry_parameters
+from optiml.device.recorded import recorded_plan
+from optiml.device.steps import (
+    BadLaunch,
+    Copy,
+    Memset,
+    Plan,
+    PlannedArray,
+    PlannedLaunch,
+    Pointer,
+    Role,
+    Step,
+    Upload,
+    Value,
+)
+from optiml.errors import InvalidInput
 from optiml.expressions import evaluate, evaluate_float, names_in
-from optiml.problems.data import array_shape, element_bytes, from_float64, is_float, storage_dtype
+from optiml.problems.data import array_shape, from_float64, is_float, storage_dtype
 from optiml.problems.problem import names_of
-from optiml.records import Build, DeviceInfo, Kernel, Launch, Problem, Reason, Scalar, Workload
+from optiml.records import Build, DeviceInfo, Kernel, Launch, Problem, Scalar, Workload
 
-Role = Literal["input", "output", "inout", "workspace"]
+__all__ = [
+    "BadLaunch", "Copy", "Memset", "Parameter", "Plan", "PlannedArray", "PlannedLaunch", "Pointer", "Role", "Step",
+    "Upload", "Value", "entry_parameters", "resolve_plan",
+]  # fmt: skip
 MAX_ARRAY_BYTES = 1 << 34
-
-
-class BadLaunch(OptimlError):
-    """The launch plan cannot be carried out at these sizes: the kernel's fault, for `reason` of contract §6."""
-
-    code = "bad_launch"
-
-    def __init__(self, message: str, *, reason: Reason = "bad_launch") -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pointer:
-    """An address: `offset` bytes from the start of a named array, or of a module-scope variable if `symbol`."""
-
-    name: str
-    offset: int = 0
-    symbol: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Value:
-    """Bytes: an argument passed by value, or what a launcher uploads.
-
-    Each of `pointers` (byte position, address) is written over eight bytes of `data` once addresses are known.
-    """
-
-    data: bytes
-    pointers: tuple[tuple[int, Pointer], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedLaunch:
-    """One launch with every size known. `grid` and `block` are x, y, z."""
-
-    symbol: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    args: tuple[Pointer | Value, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memset:
-    """Set `nbytes` bytes from `target` on to `value` (0..255)."""
-
-    target: Pointer
-    value: int
-    nbytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copy:
-    """Copy `nbytes` bytes of device memory; the two ranges do not overlap."""
-
-    source: Pointer
-    target: Pointer
-    nbytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Upload:
-    """Write bytes that the launcher computed on the host into device memory."""
-
-    target: Pointer
-    content: Value
-
-
-Step = PlannedLaunch | Memset | Copy | Upload
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedArray:
-    """One array of device memory. Workspaces with `zero` are cleared before every run."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    role: Role
-    zero: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * element_bytes(self.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What one call of a kernel does: steps in order on one stream, over arrays.
-
-    A plan in formulas holds launches only; one recorded from a launcher may hold every kind of step, and what the
-    launcher allocated is among the arrays as a workspace.
-    """
-
-    steps: tuple[Step, ...]
-    arrays: Mapping[str, PlannedArray]
-
-    @property
-    def launches(self) -> tuple[PlannedLaunch, ...]:
-        """The launches among the steps."""
-        return tuple(step for step in self.steps if isinstance(step, PlannedLaunch))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parameter:
-    """A kernel parameter as the PTX declares it."""
-
-    type: str  # "u64", "f32", "b8" for structs
-    bytes: int
-
-
-_TYPE_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
-
-
-@lru_cache(maxsize=64)
-def entry_parameters(ptx: str) -> Mapping[str, tuple[Parameter, ...]]:
-    """Parameters of every kernel entry in a PTX text."""
-    entries: dict[str, tuple[Parameter, ...]] = {}
-    for match in re.finditer(r"\.entry\s+([\w$.]+)\s*(?:\(([^)]*)\))?", ptx):
-        parameters = []
-        for item in re.finditer(r"\.param\s+([^,]*)", match.group(2) or ""):
-            words = item.group(1)
-            kind = re.search(r"\.([usfb])(8|16|32|64)\b", words)
-            count = re.search(r"\[(\d+)\]", words)
-            if kind is not None:
-                size = _TYPE_BYTES[kind.group(2)] * (int(count.group(1)) if count else 1)
-                parameters.append(Parameter(type=kind.group(1) + kind.group(2), bytes=size))
-        entries[match.group(1)] = tuple(parameters)
-    return entries
 
 
 def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workload, limits: DeviceInfo) -> Plan:
@@ -156,11 +41,16 @@ def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workl
     A launch whose grid has a 0 is left out. Dynamic shared memory above 48 KiB is granted up to the device's opt-in
     limit.
 
+    A launcher is called under the recorder instead, once for each size (`recorded`).
+
     Raises:
         BadLaunch: a size the device refuses, or arguments that do not fit the kernel's parameters.
+        Unsupported: a launcher that cannot be recorded here.
     """
     names: dict[str, Scalar] = {**names_of(problem, workload.axes, workload.scalars), **kernel.params}
     arrays = _arrays(kernel, problem, names)
+    if kernel.launcher is not None:
+        return recorded_plan(kernel.launcher, kernel.source, build, problem, workload, arrays, limits)
     parameters = entry_parameters(build.ptx)
     launches = []
     for index, launch in enumerate(kernel.launches):

@@ -1,27 +1,46 @@
-"""First kernels for an intent or a problem, without a language model: from the catalogue."""
+"""First kernels for an intent or a problem: from the catalogue, or written by a language model."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from optiml.codec import kernel_id
 from optiml.errors import InvalidInput, ModelFailed
 from optiml.generate.catalogue import Strategy, applicable, is_builtin, strategies, strategy_kernel
 from optiml.generate.intent import intended_problem, read_intent
+from optiml.generate.request import MAX_CHARACTERS
 from optiml.generate.template import CONTRACT, blank_problem, kernel_template
+from optiml.generate.writer import Admit, Checks, Fingerprint, Measure, Verify, Written, draft_problem, write_kernels
+from optiml.llm.model import Model
 from optiml.problems.problem import kernel_from_text, load_builtin, main_dtype, with_axes, with_dtype
 from optiml.records import Candidate, Generated, Kernel, Problem, Verdict
 
-GENERATORS = ("auto", "catalogue", "mixture", "chat")
+ENABLE = {  # the generators that need a model, in the order in which `auto` takes the first that is set up
+    "mixture": "install the extra `mixture` and train or point to its weights, or use generator `catalogue`",
+    "text_mixture": "list two or more chat experts below [text_mixture] in optiml.toml, or use generator `catalogue`",
+    "chat": "give name, url and key_env of a chat model below [chat] in optiml.toml, or use generator `catalogue`",
+}
+GENERATORS = ("auto", "catalogue", *ENABLE)
 SEED = "seed"
 MAX_COUNT = 16
-ENABLE = {
-    "mixture": "install the extra `mixture` and train or point to its weights, or use generator `catalogue`",
-    "chat": "set a chat model's endpoint and key in the settings, or use generator `catalogue`",
-}
 
-Verify = Callable[[Kernel, Problem], Verdict]
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """What is needed to let a model write.
+
+    Attributes:
+        models: those that are set up, by generator name.
+        admit: checks the record of a drafted problem and runs its reference; None drafts no problems.
+        fingerprint, measure: see `optiml.generate.writer.Checks`.
+    """
+
+    models: Mapping[str, Model] = field(default_factory=dict)
+    admit: Admit | None = None
+    fingerprint: Fingerprint | None = None
+    measure: Measure | None = None
 
 
 def generate(
@@ -33,12 +52,14 @@ def generate(
     count: int = 1,
     generator: str = "auto",
     verify: Verify | None = None,
+    writing: Writing | None = None,
 ) -> Generated:
-    """Kernels of the catalogue for what is asked, the most promising first.
+    """Kernels for what is asked, the most promising first.
 
-    Candidates are the strategies of the problem in the order of `expected_order`, then its naive seed. With `verify`
-    they are tried in that order until `count` are accepted; accepted ones stand first in the answer. An operator
-    is known by its name or its own reference only: a problem that merely looks like a built-in one gets a template.
+    The catalogue's candidates are the strategies of the problem in the order of `expected_order`, then its naive seed.
+    With `verify` they are tried in that order until `count` are accepted; accepted ones stand first in the answer. An
+    operator is known by its name or its own reference only: a problem that merely looks like a built-in one gets a
+    template. A model gets what is not in the catalogue, or everything where its generator is asked for by name.
 
     Args:
         intent: plain English. It may add sizes and a dtype to a built-in `problem`.
@@ -46,25 +67,45 @@ def generate(
         axes: sizes asked for; they become the bench entry.
         dtype: element type asked for.
         count: how many kernels to return, 1 to 16.
-        generator: `auto` and `catalogue` are this; the others need a model.
+        generator: `catalogue`; one of ENABLE; or `auto`, the catalogue and beyond it the first model that is set up.
         verify: checks one kernel; None leaves `verdict` empty.
+        writing: the models and what they need; None for none.
 
     Returns:
         `done` with candidates, or `needs_kernel` with a kernel file to fill in and the reason.
 
     Raises:
         InvalidInput: neither intent nor problem; an argument outside its range; an unknown problem.
-        ModelFailed: code `model_unavailable`, the generator needs a model.
+        ModelFailed: `model_unavailable`: the generator named has no model, or that cannot be reached;
+            `model_reply_unusable`: none of its texts held a kernel.
     """
     if generator not in GENERATORS:
         raise InvalidInput(f"unknown generator {generator[:40]!r}; choose from {', '.join(GENERATORS)}")
-    if generator in ENABLE:
+    writing = writing or Writing()
+    if generator in ENABLE and generator not in writing.models:
         raise ModelFailed(f"the {generator} generator has no model: {ENABLE[generator]}", code="model_unavailable")
     if not 1 <= count <= MAX_COUNT:
         raise InvalidInput(f"count is {count}; give 1 to {MAX_COUNT}")
     if intent is None and problem is None:
         raise InvalidInput("give an intent in plain English or a problem")
     wanted, assumed, refused = _understand(intent, problem, axes, dtype)
+    if generator in ENABLE:
+        asked = _Asked(intent=intent, axes=axes or {}, dtype=dtype, count=count, verify=verify)
+        return _written(writing.models[generator], asked, wanted, assumed, refused, writing)
+    answer = _from_catalogue(wanted, assumed, refused, count, verify)
+    helper = next((writing.models[name] for name in ENABLE if name in writing.models), None)
+    if answer.status == "done" or generator == "catalogue" or helper is None:
+        return answer
+    asked = _Asked(intent=intent, axes=axes or {}, dtype=dtype, count=count, verify=verify)
+    try:
+        return _written(helper, asked, wanted, assumed, refused, writing)
+    except ModelFailed as error:
+        return dataclasses.replace(answer, warnings=(*answer.warnings, f"{helper.name}: {error}"))
+
+
+def _from_catalogue(
+    wanted: Problem | None, assumed: tuple[str, ...], refused: str | None, count: int, verify: Verify | None
+) -> Generated:
     if wanted is None:
         return _needs_kernel(None, assumed, refused or "")
     if not is_builtin(wanted, wanted.name):
@@ -79,9 +120,71 @@ def generate(
         candidates=chosen,
         problem=wanted,
         assumed=assumed,
-        summary=_summary(wanted, chosen, assumed),
+        summary=_summary(wanted, chosen, assumed, source="from the catalogue"),
         next_action=_next_action(wanted, chosen),
         warnings=warnings,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The arguments of one call, for a model."""
+
+    intent: str | None
+    axes: Mapping[str, int]
+    dtype: str | None
+    count: int
+    verify: Verify | None
+
+    @property
+    def text(self) -> str:
+        """The intent with what was given beside it."""
+        sizes = ", ".join(f"{name}={size}" for name, size in self.axes.items())
+        beside = [f"element type {self.dtype}"] * (self.dtype is not None) + [f"sizes {sizes}"] * bool(sizes)
+        return "\n".join([self.intent or "", *beside])
+
+
+def _written(
+    model: Model,
+    asked: _Asked,
+    wanted: Problem | None,
+    assumed: tuple[str, ...],
+    refused: str | None,
+    writing: Writing,
+) -> Generated:
+    """Kernels that a model writes, for the problem as understood or as the model drafts it."""
+    if wanted is None:
+        intent = asked.intent or ""
+        if len(intent) > MAX_CHARACTERS or not any(char.isalpha() for char in intent) or writing.admit is None:
+            return _needs_kernel(None, assumed, refused or "")
+        wanted = draft_problem(model, asked.text, admit=writing.admit)
+        assumed = (
+            *assumed,
+            f"the problem {wanted.name} was drafted by {model.name}: read its reference before you rely on a verdict",
+        )
+    checks = Checks(verify=asked.verify, fingerprint=writing.fingerprint, measure=writing.measure)
+    written = write_kernels(model, wanted, intent=asked.intent, count=asked.count, checks=checks)
+    if not written.candidates:
+        raise _nothing_written(model, written)
+    return Generated(
+        status="done",
+        candidates=written.candidates,
+        problem=wanted,
+        assumed=assumed,
+        summary=_summary(wanted, written.candidates, assumed, source=f"by {model.name}"),
+        next_action=_next_action(wanted, written.candidates),
+        warnings=written.warnings,
+    )
+
+
+def _nothing_written(model: Model, written: Written) -> ModelFailed:
+    if written.failure is not None:
+        return written.failure
+    last = written.attempts[-1] if written.attempts else None
+    return ModelFailed(
+        f"none of the {len(written.attempts)} texts of {model.name} held a usable kernel: try another model",
+        code="model_reply_unusable",
+        reply="" if last is None else last.reply,
     )
 
 
@@ -175,11 +278,11 @@ def _why_not(verdict: Verdict | None) -> str:
     return f"{verdict.reason or verdict.status}: {verdict.detail or verdict.summary}"
 
 
-def _summary(problem: Problem, chosen: tuple[Candidate, ...], assumed: tuple[str, ...]) -> str:
+def _summary(problem: Problem, chosen: tuple[Candidate, ...], assumed: tuple[str, ...], *, source: str) -> str:
     entry = problem.bench[0] if problem.bench else problem.workloads[0]
     sizes = ", ".join(f"{name}={value}" for name, value in {**entry.axes, **entry.scalars}.items())
     accepted = sum(item.verdict is not None and item.verdict.status == "accepted" for item in chosen)
-    kernels = f"{len(chosen)} kernel{'s' if len(chosen) != 1 else ''} from the catalogue"
+    kernels = f"{len(chosen)} kernel{'s' if len(chosen) != 1 else ''} {source}"
     state = "not verified" if all(item.verdict is None for item in chosen) else f"{accepted} accepted"
     names = ", ".join(item.strategy for item in chosen)
     noted = f" Assumed: {'; '.join(assumed[:3])}{' …' if len(assumed) > 3 else ''}." if assumed else ""
@@ -192,9 +295,10 @@ def _next_action(problem: Problem, chosen: tuple[Candidate, ...]) -> str:
         return f"Verify kernel {best.kernel_id} with compile_verify, then profile it."
     if best.verdict.status != "accepted":
         return f"Read the verdict of {best.kernel_id}; {best.verdict.next_action}"
+    which = f"problem {problem.name}" if is_builtin(problem, problem.name) else "this problem"
     return (
         f"Profile kernel {best.kernel_id} with profile_ncu, or make it faster: "
-        f"run_mcts with action start, problem {problem.name} and this kernel."
+        f"run_mcts with action start, {which} and this kernel."
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from optiml.codec import decode, encode, kernel_id, restore
 from optiml.errors import InvalidInput
+from optiml.llm.model import Model
 from optiml.records import STRICT, Diagnosis, ExpectedChange, HotLine, Kernel, Profile
 from optiml.search.journal import Event, Journal
 from optiml.search.judge import diagnose, score_expected
@@ -134,8 +135,9 @@ class AskTell(Search):
     """A search that asks an agent. `status` is `needs_proposals` while it waits for `tell`."""
 
     def __init__(
-        self, spec: SearchSpec, journal: Journal | None = None, *, told: Callable[[], Sequence[Event]] = tuple
-    ) -> None:
+        self, spec: SearchSpec, journal: Journal | None = None, *, told: Callable[[], Sequence[Event]] = tuple,
+        judge: Model | None = None,
+    ) -> None:  # fmt: skip
         """Start a run, or rebuild it.
 
         Args:
@@ -144,7 +146,7 @@ class AskTell(Search):
         self._told = told
         self._parents: dict[str, int] = {}  # request id -> node, of every round
         self._open: tuple[str, ...] = ()  # request ids of the last round
-        super().__init__(spec, journal)
+        super().__init__(spec, journal, judge=judge)
         self._settle()
 
     def follow(self, events: Iterable[Event]) -> None:

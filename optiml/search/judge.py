@@ -155,7 +155,7 @@ def judge_by_rules(
             diagnosis, score=0.0, verdict="measure_again", addressed=None, expected=(), risks=(), deltas={},
             suggestions=suggestions, summary="No patch was given; the suggestions apply to the kernel as it is.",
         )  # fmt: skip
-    plain_before, plain_after = _plain(before), _plain(after)
+    plain_before, plain_after = without_words(before), without_words(after)
     if kernel_id(plain_before) == kernel_id(plain_after):
         return _judgement(
             diagnosis, score=0.0, verdict="reject", addressed=False, expected=(), risks=("the patch changes no code",),
@@ -269,7 +269,7 @@ def risks_of(
     return tuple(found)
 
 
-def _plain(kernel: Kernel) -> Kernel:
+def without_words(kernel: Kernel) -> Kernel:
     """The kernel without comments, and with white space that means nothing evened out."""
     lines = (line.rstrip() for line in without_comments(kernel.source).splitlines())
     return dataclasses.replace(kernel, source="\n".join(re.sub(r"[ \t]+", " ", line) for line in lines if line.strip()))

@@ -6,6 +6,7 @@ evaluated twice and the budget stays exact. All choices follow from the spec's s
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from optiml.codec import encode, restore
 from optiml.errors import InvalidInput, NotAccepted, ToolFailed
+from optiml.llm.model import Model
 from optiml.records import (
     Evaluation,
     ExpectedChange,
@@ -31,7 +33,8 @@ from optiml.search.edit import Edit, EditContext
 from optiml.search.edits import edits_named
 from optiml.search.explain import summarise
 from optiml.search.journal import Journal
-from optiml.search.judge import NEUTRAL_SCORE, judge_by_rules
+from optiml.search.judge import JUDGE, NEUTRAL_SCORE, judge_by_rules
+from optiml.search.judge_model import judge_by_model
 from optiml.search.propose import Ranked, problem_dtype, propose
 from optiml.search.puct import FIRST_PLAY_URGENCY, children_allowed, puct
 from optiml.search.tree import MAX_DEPTH, Node, Tree
@@ -51,6 +54,7 @@ SIBLING_DISCOUNT = 0.5  # of a proposal's prior, for each live sibling made by t
 ANCESTOR_DISCOUNT = 0.5  # of a proposal's prior, for each step of the path made by the same edit
 OUTCOME_DISCOUNT = 0.6  # of a proposal's prior, for each earlier failure or loss of the same edit in this run
 USELESS = 0.001  # a step that lowers the time by less changed nothing
+MOST_WARNINGS = 20  # kept of a run
 LEAST_REWARD_GAIN = 0.005  # below which a child is no better than its parent
 
 Depth = Literal["reduced", "full", "confirm"]
@@ -126,8 +130,11 @@ class Evaluate(Protocol):
 class Search:
     """One run: ask() names the next task, tell() takes its evaluation. Not thread-safe."""
 
-    def __init__(self, spec: SearchSpec, journal: Journal | None = None) -> None:
+    def __init__(self, spec: SearchSpec, journal: Journal | None = None, *, judge: Model | None = None) -> None:
         """Start a run, or rebuild it from the events of `journal`.
+
+        Args:
+            judge: the model that rates proposals, where the spec names one; a search that is only looked at needs none.
 
         Raises:
             ToolFailed: the journal belongs to another run or does not fit the spec.
@@ -140,6 +147,8 @@ class Search:
         self.elapsed_s = 0.0
         self._edits = _edits_of(spec)
         self._journal = journal
+        self._judge = judge
+        self._warnings: list[str] = []
         self._ranked: dict[int, tuple[Ranked, ...]] = {}
         self._losses: dict[tuple[str, str], int] = {}
         self._gains: dict[
@@ -170,7 +179,7 @@ class Search:
             node = self._expand()
             if node is not None:
                 return self._task(node, "reduced")
-            reason = "no untried edit is left"
+            reason = self._stop_reason() or "no untried edit is left"
         shorter = self._shorter_path() if self.evaluations < self.spec.evaluations else None
         if shorter is not None:
             return self._task(self._add(*shorter), "reduced")
@@ -266,6 +275,8 @@ class Search:
     def _judge_score(self, node: Node, evaluation: Evaluation) -> float:
         if node.parent is None or node.parent.evaluation is None:
             return 0.5
+        if self.spec.judge != JUDGE:
+            return node.judge_score  # given before it was measured, and logged with the proposal
         before = node.parent.evaluation
         return judge_by_rules(
             self.spec.problem, node.parent.kernel, node.kernel, before_build=before.verdict.build,
@@ -381,6 +392,7 @@ class Search:
         return propose(context, edits, seed=f"{self.spec.seed}:{node.kernel_id}")
 
     def _add(self, parent: Node, ranked: Ranked) -> Node:
+        ranked = self._judged(parent, ranked)
         self._log(
             {
                 "event": "proposal",
@@ -405,6 +417,22 @@ class Search:
             prior=ranked.prior,
             judge_score=ranked.judge_score,
         )
+
+    def _judged(self, parent: Node, ranked: Ranked) -> Ranked:
+        """The proposal with the score of the judging model; as it is where rules judge."""
+        if self._judge is None:
+            return ranked
+        profile = None if parent.evaluation is None else parent.evaluation.profile
+        rules = judge_by_rules(self.spec.problem, parent.kernel, ranked.kernel, profile=profile)
+        judgement = judge_by_model(self._judge, rules, parent.kernel, ranked.kernel, profile=profile)
+        for warning in judgement.warnings:
+            self._log({"event": "warning", "text": warning})
+            self._warn(warning)
+        return dataclasses.replace(ranked, judge_score=judgement.score)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings and len(self._warnings) < MOST_WARNINGS:
+            self._warnings.append(text)
 
     def _shorter_path(self) -> tuple[Node, Ranked] | None:
         """The next kernel of the leader's path without the steps that changed nothing, if it is not in the tree.
@@ -511,6 +539,8 @@ class Search:
             self._record(node, event["depth"], restore(Evaluation, event["evaluation"]), event["elapsed_s"])
         elif kind == "duplicate":
             self._record_duplicate(self.tree.nodes[event["node"]])
+        elif kind == "warning":
+            self._warn(event["text"])
         elif kind == "end":
             self.status, self.stopped_because = event["status"], event["stopped_because"]
         else:
@@ -518,11 +548,12 @@ class Search:
 
     def result(self) -> SearchResult:
         """What the run found; before its end, the best so far."""
-        return summarise(
+        found = summarise(
             self.tree, self._leader(), run_id=self.spec.run_id, status=self.status, seed=self.spec.seed,
             problem=self.spec.problem.name, stopped_because=self.stopped_because, evaluations=self.evaluations,
             seconds=self.elapsed_s, duplicates=self.duplicates,
         )  # fmt: skip
+        return dataclasses.replace(found, warnings=(*found.warnings, *self._warnings))
 
 
 def load_spec(journal: Journal) -> SearchSpec:

@@ -35,9 +35,9 @@ FailureReason = Literal["forbidden_source", "compile_failed", "resource_limit", 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileFailure:
-    """A kernel that did not build, with the reason its verdict will give."""
+    """A kernel that did not build, with the reason its verdict will give; None blames this machine, not the kernel."""
 
-    reason: FailureReason
+    reason: FailureReason | None
     detail: str
     log: str = ""
 
@@ -117,7 +117,7 @@ class Compiler:
                 "--diag-suppress=47,222",  # repeated limits macros; INFINITY overflows on purpose
                 *(() if any(flag.startswith("-std") for flag in kernel.flags) else ("-std=c++17",)),
                 *kernel.flags,
-                *_defines(kernel.params),
+                *defines(kernel.params),
                 *self._include_flags,
             ],
             "instances": [name for name in wanted if "<" in name],
@@ -137,8 +137,8 @@ class Compiler:
         log = _readable_log(reply["log"])
         if not reply["ok"]:
             return _failure(reply, log)
-        ptx = re.sub(r'(\.file\s+\d+\s+)"[^"]*/([^"/]*)"', r'\1"\2"', bytes(blobs[0]).decode("utf-8"))
-        resources = _resources(reply["log"])
+        ptx = without_folders(bytes(blobs[0]).decode("utf-8"))
+        resources = resources_of(reply["log"])
         entries = _entries(wanted, ptx, reply["lowered"])
         if isinstance(entries, CompileFailure):
             return entries
@@ -166,7 +166,8 @@ class Compiler:
         self._worker.close()
 
 
-def _defines(params: Mapping[str, Scalar]) -> list[str]:
+def defines(params: Mapping[str, Scalar]) -> list[str]:
+    """Compiler options that make each param a macro."""
     return [f"-D{name}={int(value) if isinstance(value, bool) else value!r}" for name, value in params.items()]
 
 
@@ -208,7 +209,8 @@ _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
 
 
-def _resources(log: str) -> dict[str, Resources]:
+def resources_of(log: str) -> dict[str, Resources]:
+    """What `ptxas -v` said of each kernel, by symbol."""
     found: dict[str, Resources] = {}
     name, stack, spill = None, 0, 0
     for line in log.splitlines():
@@ -228,9 +230,19 @@ def _resources(log: str) -> dict[str, Resources]:
     return found
 
 
+def without_folders(ptx: str) -> str:
+    """The PTX with the bare names of its source files: where they lay on this machine concerns nobody."""
+    return re.sub(r'(\.file\s+\d+\s+)"[^"]*/([^"/]*)"', r'\1"\2"', ptx)
+
+
+def ptx_entries(ptx: str) -> list[str]:
+    """Symbols of the kernels in a PTX text, in order."""
+    return re.findall(r"\.entry\s+([\w$.]+)\s*\(", ptx)
+
+
 def _entries(wanted: Sequence[str], ptx: str, lowered: Mapping[str, str]) -> dict[str, str] | CompileFailure:
     """Symbol of every kernel in the launch plan: exact, by template instance, or the one C++ name that matches."""
-    symbols = re.findall(r"\.entry\s+([\w$.]+)\s*\(", ptx)
+    symbols = ptx_entries(ptx)
     entries: dict[str, str] = {}
     for name in wanted:
         if name in lowered:

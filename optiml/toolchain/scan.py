@@ -65,3 +65,15 @@ def forbidden_construct(source: str, *, confined: bool) -> str | None:
     if re.search(r"\.\s*incbin\b", code):
         return "the assembler directive .incbin is not allowed"
     return None
+
+
+_HOST_LIBRARY = re.compile(r"(thrust|cublas\w*|cudnn\w*|cufft\w*|curand|cusparse\w*|cusolver\w*|nccl)(?:/[\w/.]+|\.h)")
+
+
+def host_only_library(source: str) -> str | None:
+    """The header by which a source asks for a library that runs on the host, or None."""
+    for match in _INCLUDE.finditer(without_comments(spliced(source))):
+        name = match.group(2).strip('<>" ')
+        if _HOST_LIBRARY.fullmatch(name):
+            return f"<{name}>"
+    return None

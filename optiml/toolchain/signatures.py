@@ -149,3 +149,18 @@ def _missing_plan(kernel: Kernel, problem: Problem, signatures: tuple[Signature,
 
 def _names(problem: Problem) -> Mapping[str, None]:
     return dict.fromkeys([*problem.inputs, *problem.outputs, *problem.axes])
+
+
+def host_parameters(source: str, name: str) -> tuple[str, ...] | None:
+    """Types, as written, of the parameters of a host function; None where the syntax tree has no such definition."""
+    data = source.encode("utf-8")
+    stack = [_parser().parse(data).root_node]
+    while stack:
+        node = stack.pop()
+        if node.type == "function_definition":
+            found = _signature(node, data, False)
+            if found is not None and found.name == name:
+                return tuple(text for text, _ in found.parameters if text.strip() != "void")
+            continue
+        stack.extend(node.children)
+    return None

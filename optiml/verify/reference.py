@@ -46,7 +46,7 @@ class References:
         source = problem.reference
         if not isinstance(source, str):
             raise TypeError("a kernel oracle is run on the device, not here")
-        self._admit(source)
+        self._admit(source, drafted=problem.drafted)
         names = names_of(problem, workload.axes, workload.scalars)
         order = list(inputs)
         header = {
@@ -84,12 +84,18 @@ class References:
         same = _named(problem, shapes, answers[count:], reply["same"]) if reply["same"] else None
         return Expected(exact=exact, same_dtype=same)
 
-    def _admit(self, source: str) -> None:
-        if self._trust or any(load_builtin(name).problem.reference == source for name in builtin_names()):
+    def _admit(self, source: str, *, drafted: bool) -> None:
+        """Refuse foreign text where nothing holds it; a model's text is nobody's own, so trust does not cover it."""
+        if (self._trust and not drafted) or any(
+            load_builtin(name).problem.reference == source for name in builtin_names()
+        ):
             return
         if not self._worker.layers.strong:
             raise SetupError(
-                "this reference is not built in and no sandbox can be set up here: pass --trust-reference if you "
+                "this reference was drafted by a model and no sandbox can be set up here: optiml doctor says what is "
+                "missing"
+                if drafted
+                else "this reference is not built in and no sandbox can be set up here: pass --trust-reference if you "
                 "wrote it yourself (optiml doctor says what is missing)",
                 code="no_sandbox",
             )

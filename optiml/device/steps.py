@@ -1,0 +1,116 @@
+"""What a plan is made of: addresses, steps and arrays with every size known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from optiml.errors import OptimlError
+from optiml.problems.data import element_bytes
+from optiml.records import Reason
+
+Role = Literal["input", "output", "inout", "workspace"]
+
+
+class BadLaunch(OptimlError):
+    """The launch plan cannot be carried out at these sizes: the kernel's fault, for `reason` of contract §6."""
+
+    code = "bad_launch"
+
+    def __init__(self, message: str, *, reason: Reason = "bad_launch") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointer:
+    """An address: `offset` bytes from the start of a named array, or of a module-scope variable if `symbol`."""
+
+    name: str
+    offset: int = 0
+    symbol: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """Bytes: an argument passed by value, or what a launcher uploads.
+
+    Each of `pointers` (byte position, address) is written over eight bytes of `data` once addresses are known.
+    """
+
+    data: bytes
+    pointers: tuple[tuple[int, Pointer], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedLaunch:
+    """One launch with every size known. `grid` and `block` are x, y, z."""
+
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    args: tuple[Pointer | Value, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memset:
+    """Set `nbytes` bytes from `target` on to `value` (0..255)."""
+
+    target: Pointer
+    value: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """Copy `nbytes` bytes of device memory; the two ranges do not overlap."""
+
+    source: Pointer
+    target: Pointer
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """Write bytes that the launcher computed on the host into device memory."""
+
+    target: Pointer
+    content: Value
+
+
+Step = PlannedLaunch | Memset | Copy | Upload
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedArray:
+    """One array of device memory. Workspaces with `zero` are cleared before every run."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    role: Role
+    zero: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * element_bytes(self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one call of a kernel does: steps in order on one stream, over arrays.
+
+    A plan in formulas holds launches only; one recorded from a launcher may hold every kind of step, and what the
+    launcher allocated is among the arrays as a workspace.
+    """
+
+    steps: tuple[Step, ...]
+    arrays: Mapping[str, PlannedArray]
+
+    @property
+    def launches(self) -> tuple[PlannedLaunch, ...]:
+        """The launches among the steps."""
+        return tuple(step for step in self.steps if isinstance(step, PlannedLaunch))

@@ -1,0 +1,196 @@
+"""Kernels that bring a launcher: what is recorded, what is refused and why, and that hostile ones do no harm.
+
+Each source holds many launchers, because building one takes seconds.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optiml.codec import decode
+from optiml.device.emulated import MODELS, EmulatedDevice
+from optiml.device.plan import BadLaunch, Copy, Memset, Plan, PlannedLaunch, Pointer, Upload, resolve_plan
+from optiml.process import probe
+from optiml.records import Build, Kernel, Problem, Workload
+from optiml.toolchain import record
+from optiml.toolchain.nvcc import NvccCompiler, find_toolkit
+
+FOLDER = Path(__file__).parent / "data" / "launchers"
+A100 = MODELS["a100"]
+PROBLEM = decode(
+    Problem,
+    {
+        "name": "scaled",
+        "axes": {"n": {"type": "var", "min": 1}},
+        "inputs": {"x": {"dtype": "float32", "shape": ["n"]}, "a": {"dtype": "float32", "shape": None}},
+        "outputs": {"y": {"dtype": "float32", "shape": ["n"]}},
+        "reference": "def run(x, a):\n    return a * x",
+        "workloads": [{"axes": {"n": 1000}, "scalars": {"a": 1.5}}],
+    },
+    what="problem",
+)
+
+
+def missing() -> str:
+    """What this machine lacks for launchers, or nothing."""
+    if find_toolkit() is None:
+        return "no nvcc here"
+    if shutil.which("g++") is None:
+        return "no host compiler here"
+    return "" if probe().strong else "no strong sandbox here"
+
+
+needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing() or "everything is there")
+
+
+@pytest.fixture(scope="module")
+def compiler() -> NvccCompiler:
+    return NvccCompiler()
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[EmulatedDevice]:
+    made = EmulatedDevice(A100)
+    yield made
+    made.close()
+
+
+def launcher(name: str, *, file: str = "styles") -> Kernel:
+    return Kernel(source=(FOLDER / f"{file}.cu").read_text(encoding="utf-8"), launcher=name)
+
+
+def built(compiler: NvccCompiler, kernel: Kernel) -> Build:
+    build = compiler.compile(kernel, "sm_80")
+    assert isinstance(build, Build), build
+    return build
+
+
+def planned(compiler: NvccCompiler, name: str, *, n: int = 1000, file: str = "styles") -> Plan:
+    kernel = launcher(name, file=file)
+    workload = Workload(axes={"n": n}, scalars={"a": 1.5})
+    return resolve_plan(kernel, built(compiler, kernel), PROBLEM, workload, A100)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain", "templated", "by_api", "by_config", "cooperative", "by_occupancy", "with_scratch",
+        "with_async_scratch", "cleared_then_added", "large_shared", "side_stream_joined", "uploaded", "in_halves",
+        "struct_of_pointers", "table_of_pointers",
+    ],
+)  # fmt: skip
+def test_an_honest_launcher_of_any_style_is_carried_out(
+    name: str, compiler: NvccCompiler, device: EmulatedDevice
+) -> None:
+    for n in (7, 1000):
+        plan = planned(compiler, name, n=n)
+        contents = {key: np.zeros(array.shape, array.dtype) for key, array in plan.arrays.items()}
+        contents["x"] = np.arange(n, dtype=np.float32)
+        contents["y"] = np.full(n, np.nan, np.float32)
+        result = device.run(built(compiler, launcher(name)), plan, (contents,), timeout_s=20.0).runs[0]
+        assert np.array_equal(result["y"], 1.5 * contents["x"])
+
+
+@needs_nvcc
+def test_a_plan_holds_the_steps_in_order_and_addresses_by_name(compiler: NvccCompiler) -> None:
+    (launch,) = planned(compiler, "plain").steps
+    assert isinstance(launch, PlannedLaunch)
+    assert (launch.grid, launch.block, launch.args[:2]) == (
+        (4, 1, 1),
+        (256, 1, 1),
+        (Pointer(name="x"), Pointer(name="y")),
+    )
+    _, second = planned(compiler, "in_halves").launches
+    assert second.args[:2] == (Pointer(name="x", offset=2000), Pointer(name="y", offset=2000))
+    kinds = [type(step) for step in planned(compiler, "cleared_then_added").steps]
+    assert kinds == [Memset, PlannedLaunch]
+    plan = planned(compiler, "with_scratch")
+    assert [type(step) for step in plan.steps] == [PlannedLaunch, Copy]
+    assert [array.nbytes for array in plan.arrays.values() if array.role == "workspace"] == [4000]
+    uploads = [step for step in planned(compiler, "uploaded").steps if isinstance(step, Upload)]
+    assert [(step.target.name, step.target.symbol) for step in uploads] == [
+        (name, True) for name in ("table", "factor", "unused")
+    ]
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("name", "reason", "told"),
+    [
+        ("no_attribute", "bad_launch", "cudaFuncSetAttribute"),
+        ("over_bounds", "bad_launch", "launch bounds"),
+        ("large_block", "bad_launch", r"block of \(2048, 1, 1\)"),
+        ("after_free", "bad_launch", "freed"),
+        ("memset_past_end", "bad_launch", "leaves the device memory"),
+        ("crashes", "fault", "crashed"),
+        ("throws", "fault", "exception"),
+        ("side_stream_left", "host_escape", "never waits for"),
+        ("default_stream", "host_escape", "default stream"),
+        ("host_address", "host_escape", "a host address as argument 1 of scale"),
+        ("copies_back", "host_escape", "cudaMemcpyDeviceToHost"),
+        ("touches", "host_escape", "host access to device memory"),
+        ("too_much_memory", "resource_limit", "allocations"),
+        ("wrong_signature", "bad_launch", "takes 4 parameters and gets 5"),
+        ("wrong_type", "bad_launch", "double a|'double'"),
+        ("nowhere", "bad_launch", "no extern"),
+    ],
+)
+def test_what_the_runtime_refuses_or_a_plan_cannot_hold_is_named(
+    name: str, reason: str, told: str, compiler: NvccCompiler
+) -> None:
+    with pytest.raises(BadLaunch, match=told) as caught:
+        planned(compiler, name)
+    assert caught.value.reason == reason
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("name", "reason", "told"),
+    [
+        ("fork_bomb", "host_escape", "new process"),
+        ("runs_system", "host_escape", "another program"),
+        ("runs_program", "host_escape", "another program"),
+        ("starts_thread", "host_escape", "thread"),
+        ("opens_socket", "host_escape", "network"),
+        ("writes_file", "host_escape", "a file"),
+        ("reads_file", "host_escape", "a file"),
+        ("reads_environment", "host_escape", "environment"),
+        ("traces_parent", "host_escape", "another process"),
+        ("kills_parent", "host_escape", "another process"),
+        ("reads_parent", "host_escape", "another process"),
+        ("loads_library", "host_escape", "dlopen"),
+        ("exits", "host_escape", "calls exit"),
+        ("exits_at_once", "host_escape", "before it returned"),
+        ("host_function", "host_escape", "cudaLaunchHostFunc"),
+        ("forges_record", "host_escape", "record"),
+    ],
+)
+def test_a_hostile_launcher_is_harmless_and_named(name: str, reason: str, told: str, compiler: NvccCompiler) -> None:
+    with pytest.raises(BadLaunch, match=told) as caught:
+        planned(compiler, name, file="hostile")
+    assert caught.value.reason == reason
+    assert planned(compiler, "honest", file="hostile").launches
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["floods", "spins", "takes_memory"])
+def test_a_launcher_that_takes_all_it_can_get_is_stopped(
+    name: str, compiler: NvccCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "CPU_S", 0)
+    monkeypatch.setattr(record, "OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr(record, "MEMORY_BYTES", 1 << 28)
+    with pytest.raises(BadLaunch) as caught:
+        planned(compiler, name, file="hostile")
+    assert caught.value.reason == {"floods": "resource_limit", "spins": "timed_out", "takes_memory": "fault"}[name]
+
+
+@needs_nvcc
+def test_what_a_launcher_prints_is_no_part_of_its_record(compiler: NvccCompiler) -> None:
+    assert len(planned(compiler, "prints", file="hostile").steps) == 1
