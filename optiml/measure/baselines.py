@@ -1,7 +1,7 @@
 """What PyTorch and the vendors' libraries take for a problem, timed by the rules that kernels are timed by.
 
-A child holds torch: for each bench entry all baselines run in turns, A B B A, with rotated inputs, L2 overwritten before
-each run and CUDA events around it. TF32 is off. What cannot run is absent, with a reason.
+A child holds torch: for each bench entry all baselines run in turns, A B B A, with rotated inputs, L2 overwritten
+before each run and CUDA events around it. TF32 is off. What cannot run is absent, with a reason.
 """
 
 from __future__ import annotations
@@ -183,5 +183,3 @@ def best_of(baselines: Baselines, names: Sequence[str] = ("torch", "torch.compil
     """The shortest of some baselines, in µs."""
     present = [baselines.times[name].median_us for name in names if name in baselines.times]
     return min(present) if present else None
-
-

@@ -13,7 +13,7 @@ import torch
 
 from optiml.errors import SetupError
 from optiml.measure.baselines_torch import NEEDS, vendor_paths
-from optiml.problems.data import storage_dtype
+from optiml.problems.data import raw, storage_dtype
 from optiml.process import serve
 
 Header = dict[str, Any]
@@ -40,7 +40,7 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     conditions = {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()), "tf32": "off"}
     return (
         {"names": list(times), "missing": missing, "conditions": conditions},
-        [memoryview(np.asarray(item, dtype=np.float64)).cast("B") for item in times.values()],
+        [raw(np.asarray(item, dtype=np.float64)) for item in times.values()],
     )
 
 

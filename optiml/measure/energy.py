@@ -11,7 +11,7 @@ LEAST_BUSY = 0.8  # of the time that the energy belongs to
 
 
 def energy_per_run_mj(device: TimedDevice, subject: Contender, inputs: BenchInputs) -> float | None:
-    """Millijoules of one run, weighted over the bench entries; None where the driver does not tell or cannot be believed.
+    """Millijoules of one run, weighted over the bench entries; None where there is no figure to be believed.
 
     It is the energy of the whole GPU, idle power included, with a warm L2 and whatever the inputs became.
     """

@@ -27,19 +27,20 @@ class NsightReader:
     """Reads counters with Nsight Compute; see `CounterReader`.
 
     Args:
-        ncu: the profiler.
+        ncu: the profiler, or why there is none, which every call then raises.
         gpu: index of the GPU among those that CUDA shows.
         hold: a block in which nobody else uses the GPU.
     """
 
-    def __init__(self, ncu: Ncu, *, gpu: int, hold: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self, ncu: Ncu | SetupError, *, gpu: int, hold: Callable[[], AbstractContextManager[object]]) -> None:
         self._ncu = ncu
         self._gpu = gpu
         self._hold = hold
 
     @property
     def version(self) -> str:
-        return f"ncu/{self._ncu.version}/{VERSION}"
+        """Also says that counters were refused, so that no profile without them is taken for one with them later."""
+        return f"ncu/{self._ncu.code if isinstance(self._ncu, SetupError) else self._ncu.version}/{VERSION}"
 
     def read(
         self,
@@ -53,6 +54,9 @@ class NsightReader:
     ) -> Counters:
         """Counters of one run of each plan of `subject`, and the source lines where its warps were seen waiting."""
         del device, timeout_s  # what the profiler may take is known better by what it has to do
+        ncu = self._ncu
+        if isinstance(ncu, SetupError):
+            raise SetupError(str(ncu), code=ncu.code)
         names = metric_names(metrics)
         items = [
             JobItem(
@@ -63,9 +67,13 @@ class NsightReader:
         with tempfile.TemporaryDirectory(prefix="optiml-ncu-") as folder:
             report = Path(folder) / "kernel.ncu-rep"
             with self._hold():
-                entries = profile_job(
-                    self._ncu, items, metrics=tuple(dict.fromkeys((*names, *BASICS))), device=self._gpu, report=report
-                )
+                try:
+                    entries = profile_job(
+                        ncu, items, metrics=tuple(dict.fromkeys((*names, *BASICS))), device=self._gpu, report=report
+                    )
+                except SetupError as error:
+                    self._ncu = error  # a missing permission does not come back by trying again
+                    raise
             longest, warnings = _longest(report)
         weighted = [
             (workload.weight, launch)
@@ -77,7 +85,7 @@ class NsightReader:
             values=combined(weighted, names),
             hot_lines=lines,
             bottleneck=bottleneck_of(combined(weighted, BASICS), hot_line=lines[0].line if lines else None),
-            conditions={"ncu": self._ncu.version},
+            conditions={"ncu": ncu.version},
             warnings=warnings,
         )
 
