@@ -61,7 +61,8 @@ STRIDED = (
 )
 AFTER = (  # five bodies, each of which computes the same
     "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    if (i < n) y[i] = fmaxf(0.0f, 1.0f - a * x[i]);\n}\n",
-    "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    if (i < n) y[i] = fmaxf(0.0f, 1.0f - a * __ldg(x + i));\n}\n",
+    "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+    "    if (i < n) y[i] = fmaxf(0.0f, 1.0f - a * __ldg(x + i));\n}\n",
     "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    if (i < n) y[i] = fmaxf(0.0f, fmaf(-a, x[i], 1.0f));\n}\n",
     "    int t = blockIdx.x * blockDim.x + threadIdx.x;\n"
     "    for (int i = t; i < n; i += gridDim.x * blockDim.x) y[i] = fmaxf(0.0f, 1.0f - a * x[i]);\n}\n",

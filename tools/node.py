@@ -55,9 +55,7 @@ def install(folder: Path, package: str, name: str) -> Path:
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--engine-strict=false", "--fetch-retries=1")
     command = [npm, "install", *options, package]
     try:
-        done = subprocess.run(
-            command, cwd=home, capture_output=True, text=True, timeout=INSTALL_WITHIN_S, check=False
-        )
+        done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=INSTALL_WITHIN_S, check=False)
     except subprocess.TimeoutExpired:
         raise NotHere(f"npm did not install {package} within {INSTALL_WITHIN_S} s") from None
     if done.returncode != 0 or not installed.exists():
