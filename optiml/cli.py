@@ -25,7 +25,7 @@ import typer
 from optiml.codec import MAX_SOURCE_BYTES, encode, kernel_id
 from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
 from optiml.kernel_file import write_kernel_text
-from optiml.records import Comparison, Generated, Level, Reason, SearchResult, Verdict
+from optiml.records import Comparison, Generated, Kernel, Level, Reason, SearchResult, Verdict
 from optiml.show import (
     show_checks,
     show_generated,
@@ -443,9 +443,15 @@ def _parsed(parse: Callable[[str], Any], content: str, name: str) -> dict[str, A
 def _unverified(bench: Workbench, name: str) -> dict[str, Any]:
     """The verdict on a kernel of which nobody said what it should compute, with a first draft of that."""
     from optiml.problems.skeleton import problem_skeleton  # only here
-    from optiml.toolchain.signatures import kernel_signatures
+    from optiml.toolchain.signatures import host_parameters, kernel_signatures
 
     kernel = bench.kernel(read_kernel(name), None)
+    warnings = []
+    if kernel.language == "cuda" and host_parameters(kernel.source, "main") is not None:
+        try:
+            return _imported(bench, kernel, name)
+        except (SetupError, InvalidInput) as error:
+            warnings = [f"the program was not run to see its launches: {error}"]
     found = kernel_signatures(kernel.source) if kernel.language == "cuda" else ()
     held = f"{len(found)} kernel{'' if len(found) == 1 else 's'}"
     return {
@@ -456,8 +462,27 @@ def _unverified(bench: Workbench, name: str) -> dict[str, Any]:
         "levels": [],
         "summary": f"Unverified: {name} holds {held}, but no problem says what is right.",
         "next_action": "Complete a skeleton, save it as problem.json, and verify with --problem problem.json.",
-        "warnings": [],
+        "warnings": warnings,
         "problem_skeletons": [problem_skeleton(item.name, item.parameters) for item in found],
+    }
+
+
+def _imported(bench: Workbench, program: Kernel, name: str) -> dict[str, Any]:
+    """The verdict on a whole program: what it was seen to do, as a problem and a kernel to complete."""
+    found = bench.import_program(program)
+    return {
+        "kernel_id": kernel_id(program if found.kernel is None else found.kernel),
+        "status": "unverified",
+        "reason": None,
+        "detail": "a program says what it launches, but not what the results should be",
+        "levels": [],
+        "summary": f"Unverified: {name} is a whole program; its launches were recorded, but no problem says what is "
+        "right.",
+        "next_action": "Write the reference into the problem, save it as problem.json and the kernel as kernel.cu, "
+        "then: optiml verify kernel.cu --problem problem.json",
+        "warnings": list(found.notes),
+        "problem_skeletons": [found.problem],
+        "kernel": None if found.kernel is None else write_kernel_text(found.kernel),
     }
 
 

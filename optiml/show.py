@@ -163,6 +163,8 @@ def show_skeleton(unverified: Mapping[str, Any]) -> None:
     _line(unverified["summary"])
     for skeleton in unverified["problem_skeletons"]:
         _source(json.dumps(skeleton, indent=2))
+    if unverified.get("kernel") is not None:
+        _source(unverified["kernel"])
     _closing(unverified["next_action"], unverified["warnings"])
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from optiml.codec import decode, encode, kernel_id, normalised_source, restore
 from optiml.device.emulated import EmulatedDevice, emulated_info
+from optiml.device.imported import Imported, import_program
 from optiml.diffs import apply_diff
 from optiml.doctor import Check, examine
 from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
@@ -516,6 +517,30 @@ class Workbench:
         if not self.models:
             return Writing()
         return Writing(models=self.models, admit=admit, fingerprint=fingerprint, measure=measure if measured else None)
+
+    def import_program(self, kernel: Kernel, *, device: str = "auto") -> Imported:
+        """What a whole program, with `main` and launches of its own, was seen to do: a draft of problem and kernel.
+
+        Raises:
+            InvalidInput: it does not build, or launches nothing.
+            SetupError: no nvcc, host compiler or strong sandbox here.
+        """
+        evaluator = self.evaluator(device)
+        program = dataclasses.replace(kernel, launches=(), launcher="main")
+        build = evaluator.build(program)
+        if not isinstance(build, Build):
+            if build.reason is None:
+                raise SetupError(build.detail, code="no_compiler")
+            raise InvalidInput(f"the program does not build: {build.detail}")
+        imported = import_program(program, build, evaluator.device.info)
+        if imported.kernel is None:
+            return imported
+        self._remember(imported.kernel)
+        made = evaluator.build(imported.kernel)
+        if isinstance(made, Build):
+            return imported
+        note = f"the device code does not build by itself yet: {made.detail}"
+        return dataclasses.replace(imported, notes=(*imported.notes, note))
 
     # --- searches ----------------------------------------------------------------------------------------------------
     @property
