@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optiml.errors import InvalidInput, OptimlError, SetupError
+from optiml.errors import InvalidInput, OptimlError
 from optiml.settings import read_settings
 from optiml_mcp.log import FORMATS, LEVELS, log_to_stderr
 from optiml_mcp.serve import serve_stdio
@@ -73,11 +73,6 @@ def serve_with(
         InvalidInput: a root is no folder, an address cannot be, or it is not of this machine and there is no token.
         SetupError: a way of serving that is not available.
     """
-    if allow_commands:
-        raise SetupError(
-            "profiling commands needs a GPU profiler, which is not available yet: leave out --allow-commands",
-            code="no_profiler",
-        )
     sys.setswitchinterval(SWITCH_S)
     folders = tuple(folder.resolve() for folder in roots or (Path.cwd(),))
     for folder in folders:
@@ -87,7 +82,7 @@ def serve_with(
         if value not in known:
             raise InvalidInput(f"--log and --log-level: {value[:40]!r} is none of {', '.join(known)}")
     log_to_stderr(form=log, level=log_level)
-    settings = read_settings(trust_reference=trust_reference, roots=folders)
+    settings = read_settings(trust_reference=trust_reference, allow_commands=allow_commands, roots=folders)
     for warning in settings.warnings:
         LOG.warning(warning)
 

@@ -29,8 +29,8 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
 from optiml.codec import digest, encode
-from optiml.errors import Busy, InvalidInput, OptimlError, SetupError, WorkerDied, WorkerTimeout
-from optiml.records import Generated, Judgement, Profile, SearchResult, Verdict
+from optiml.errors import Busy, InvalidInput, OptimlError, WorkerDied, WorkerTimeout
+from optiml.records import Generated, Judgement, NsightReport, Profile, SearchResult, Verdict
 from optiml_mcp.arguments import (
     CompileVerify,
     GenerateKernel,
@@ -186,13 +186,9 @@ async def compile_verify(app: App, args: CompileVerify, ctx: Ctx) -> dict[str, A
 
 
 async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
-    """Profile of an accepted kernel, compared with a baseline where one is given."""
+    """Profile of an accepted kernel, compared with a baseline where one is given; or of a report, or of a command."""
     if args.report is not None or args.command is not None:
-        raise SetupError(
-            "reading Nsight Compute reports and profiling commands need a GPU profiler, which this server does not "
-            "have: give kernel and problem, the embedded device profiles those",
-            code="no_profiler",
-        )
+        return await _answer(app, "profile_ncu", args, _profiled_elsewhere(app, args), ctx)
     for name in ("kernel_regex", "launch_skip", "launch_count"):
         if getattr(args, name) is not None:
             raise InvalidInput(f"profile_ncu: {name} goes with report or command only: leave it out")
@@ -210,6 +206,20 @@ async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
     return await _known(app, args, lambda bench: bench.known_profile(kernel, problem, **options)) or await _answer(
         app, "profile_ncu", args, lambda: app.bench().profile(kernel, problem, **options), ctx
     )
+
+
+def _profiled_elsewhere(app: App, args: ProfileNcu) -> Callable[[], NsightReport]:
+    """The work of a call that names a report or a command."""
+    for name in ("kernel", "problem", "baseline", "axes", *(("report",) if args.command is not None else ())):
+        if getattr(args, name) is not None:
+            raise InvalidInput(f"profile_ncu: {name} does not go with {'command' if args.command else 'report'}")
+    options: dict[str, Any] = {name: getattr(args, name) for name in ("kernel_regex", "launch_skip", "launch_count")}
+    options["metrics"] = None if args.metrics is None else tuple(args.metrics)
+    command, report = args.command, args.report
+    if command is not None:
+        return lambda: app.bench().profile_command(command, **options)
+    assert report is not None
+    return lambda: app.bench().profile_report(report, **options)
 
 
 async def judge_patch(app: App, args: JudgePatch, ctx: Ctx) -> dict[str, Any]:
@@ -372,7 +382,7 @@ def _state(
     status = "failed" if error is not None else result.status
     progress = None if run is None else run.progress
     if status == "running":
-        action = f"Call run_mcts with action=step and run_id={run_id} until status is finished."
+        action = f"Call run_mcts with action=step and run_id={run_id} again, as long as status is running."
     elif status == "needs_proposals":
         action = (
             f"Answer with run_mcts action=tell, run_id={run_id}, proposals=[{{request_id, kernel: {{base: "
@@ -405,7 +415,8 @@ def _state(
         known["answers"] = answers
     if requests:
         known["requests"] = requests
-        known["summary"] = f"{len(requests)} kernels wait for proposals. {known['summary']}"
+        waiting = "1 kernel waits" if len(requests) == 1 else f"{len(requests)} kernels wait"
+        known["summary"] = f"{waiting} for proposals. {known['summary']}"
     if progress is not None:
         known |= {
             "evaluations": max(result.spent.evaluations, progress.evaluations),
