@@ -1,8 +1,8 @@
 """The inside of a host: one workbench in a process of its own, which carries out what takes long.
 
-Started by `optiml_mcp.hosted`, never by hand. A call is `{"settings", "folder", "method", "positional", "named"}`; the answer is
-`{"value"}`, as JSON, with the warnings that were logged meanwhile. The host dies with the server, and its own children
-die with it.
+Started by `optiml_mcp.hosted`, never by hand. A call is `{"settings", "folder", "method", "positional", "named"}`; the
+answer is `{"value"}`, as JSON, with the warnings that were logged meanwhile. The host dies with the server, and its own
+children die with it.
 """
 
 from __future__ import annotations
