@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Mapping
 
@@ -62,7 +63,9 @@ def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workl
         symbol = build.entries[launch.kernel]
         static = build.resources[symbol].shared_bytes_per_block if symbol in build.resources else 0
         _check_limits(index, grid, block, shared, static, limits)
-        args = _arguments(launch, parameters.get(symbol, ()), arrays, problem, names, index)
+        taken = parameters.get(symbol, ())
+        given = _without_scratch(launch, taken) if kernel.language == "ptx" else launch
+        args = _arguments(given, taken, arrays, problem, names, index)
         launches.append(PlannedLaunch(symbol=symbol, grid=grid, block=block, shared_bytes=shared, args=args))
     return Plan(steps=tuple(launches), arrays=arrays)
 
@@ -117,6 +120,17 @@ def _check_limits(
             f"{where}: {shared} bytes of dynamic and {static} of static shared memory were asked for; "
             f"the device allows {limits.max_shared_bytes_per_block} a block"
         )
+
+
+def _without_scratch(launch: Launch, parameters: tuple[Parameter, ...]) -> Launch:
+    """The launch with null for the last parameters if they are pointers that it leaves out.
+
+    Triton adds such pointers, to scratch memory that a kernel need not have.
+    """
+    missing = parameters[len(launch.args) :]
+    if not missing or any(p.bytes != 8 or p.type[0] == "f" for p in missing):
+        return launch
+    return dataclasses.replace(launch, args=(*launch.args, *[0] * len(missing)))
 
 
 def _arguments(
