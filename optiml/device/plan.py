@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from optiml.device.entries import Parameter, entry_parameters
+from optiml.device.entries import Parameter, entry_parameters, required_block
 from optiml.device.recorded import recorded_plan
 from optiml.device.steps import (
     BadLaunch,
@@ -63,6 +63,9 @@ def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workl
         symbol = build.entries[launch.kernel]
         static = build.resources[symbol].shared_bytes_per_block if symbol in build.resources else 0
         _check_limits(index, grid, block, shared, static, limits)
+        required = required_block(build.ptx, symbol)
+        if required is not None and block != required:
+            raise BadLaunch(f"launch {index}: a block of {block}, but {launch.kernel} requires {required}")
         taken = parameters.get(symbol, ())
         given = _without_scratch(launch, taken) if kernel.language == "ptx" else launch
         args = _arguments(given, taken, arrays, problem, names, index)

@@ -48,6 +48,8 @@ KERNELS = (
 def main() -> None:
     for kernel, signature in KERNELS:
         text, _ = cuda.compile_ptx(kernel, signature, cc=(8, 0), lineinfo=True)
+        (mangled,) = re.findall(r"\.entry\s+(\w+)\(", text)
+        text = text.replace(mangled, kernel.__name__)
         text = re.sub(r'(\.file\s+\d+\s+)"[^"]*"', rf'\1"{Path(__file__).name}"', text)
         Path(__file__).with_name(f"numba_{kernel.__name__}.ptx").write_text(text)
 

@@ -1,4 +1,4 @@
-"""Kernels in Triton, and what writes their PTX beside this file: `pip install triton`, then run it. No GPU is needed."""
+"""Kernels in Triton, and what writes their PTX beside this file: `pip install triton`, then run it without a GPU."""
 
 from __future__ import annotations
 
@@ -71,12 +71,14 @@ KERNELS = (
 
 def main() -> None:
     for kernel, signature, block in KERNELS:
-        # what Triton itself assumes of arguments from an allocator and of sizes: multiples of 16
-        attributes = {(index,): [["tt.divisibility", 16]] for index in range(len(signature))}
+        # arrays start at multiples of 16 bytes; sizes may be anything
+        kinds = list(signature.values())
+        attributes = {(k,): [["tt.divisibility", 16]] for k in range(len(kinds)) if kinds[k].startswith("*")}
         source = ASTSource(kernel, {**signature, "BLOCK": "constexpr"}, constexprs={"BLOCK": block}, attrs=attributes)
         built = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 4})
         text = re.sub(r'(\.file\s+\d+\s+)"[^"]*"(\s*"[^"]*")?', rf'\1"{Path(__file__).name}"', built.asm["ptx"])
         text = text.split("\t.section\t.debug")[0]  # debugging tables hold folder names, and the engine needs none
+        text = f"// launch with {built.metadata.shared} bytes of dynamic shared memory\n" + text.lstrip()
         Path(__file__).with_name(f"triton_{kernel.__name__}.ptx").write_text(text)
 
 
