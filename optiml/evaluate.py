@@ -20,6 +20,7 @@ from optiml.errors import NotAccepted
 from optiml.records import Build, Evaluation, Kernel, Level, Problem, Profile, Verdict, Workload
 from optiml.store import Store, cache_key
 from optiml.toolchain.nvrtc import CompileFailure
+from optiml.toolchain.scan import host_call_warnings, register_warnings
 from optiml.verify.reference import References
 from optiml.verify.verify import Verifier
 
@@ -137,8 +138,14 @@ class Evaluator:
         found = self.known_verdict(kernel, problem, level=level, seed=seed, arch=arch)
         if found is not None:
             return found
+        build = self.build(kernel, arch=arch)
         verdict = self._verifier.verify(
-            kernel, problem, level=level, seed=seed, build=self.build(kernel, arch=arch), warnings=warnings
+            kernel,
+            problem,
+            level=level,
+            seed=seed,
+            build=build,
+            warnings=(*warnings, *_static_warnings(kernel, build)),
         )
         if _repeatable(verdict):
             key = self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch)
@@ -262,6 +269,12 @@ class Evaluator:
 
     def close(self) -> None:
         self.device.close()
+
+
+def _static_warnings(kernel: Kernel, build: Build | CompileFailure) -> tuple[str, ...]:
+    """What the text alone gives to think about; it never decides."""
+    of_host = () if kernel.launcher is None else host_call_warnings(kernel.source)
+    return of_host if isinstance(build, CompileFailure) else (*of_host, *register_warnings(build.ptx))
 
 
 def _repeatable(verdict: Verdict) -> bool:
