@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from optiml.kernel_file import merge_block, read_kernel_text
 from optiml.llm.model import Model
 from optiml.measure.compare import compare
 from optiml.measure.counted import CountedProfiler
+from optiml.measure.nsight import metric_names, open_ncu, profile_command
+from optiml.measure.nsight_report import read_report
 from optiml.problems.kernel_check import check_kernel
 from optiml.problems.problem import (
     builtin_names,
@@ -47,6 +50,7 @@ from optiml.records import (
     Kernel,
     KernelOracle,
     Level,
+    NsightReport,
     Problem,
     Profile,
     SearchResult,
@@ -70,6 +74,7 @@ from optiml.verify.reference import References
 
 LOG = logging.getLogger(__name__)
 MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
+COMMAND_TIMEOUT_S = 1800.0  # of somebody's program under the profiler
 MOST_REMEMBERED = 4096  # kernels that need not be written to the store again
 KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
@@ -414,6 +419,58 @@ class Workbench:
             return profile
         other = evaluator.known_profile(self.kernel(baseline, problem), problem, metrics=metrics)
         return None if other is None else dataclasses.replace(profile, comparison=compare(profile, other))
+
+    def profile_report(
+        self,
+        path: str,
+        *,
+        metrics: Sequence[str] | None = None,
+        kernel_regex: str | None = None,
+        launch_skip: int | None = None,
+        launch_count: int | None = None,
+    ) -> NsightReport:
+        """What an existing `.ncu-rep` file says; needs no GPU. See `read_report`."""
+        return read_report(
+            self.allowed_path(path),
+            metrics=metrics,
+            kernel_regex=kernel_regex,
+            launch_skip=launch_skip,
+            launch_count=launch_count,
+        )
+
+    def profile_command(
+        self,
+        command: Sequence[str],
+        *,
+        metrics: Sequence[str] | None = None,
+        kernel_regex: str | None = None,
+        launch_skip: int | None = None,
+        launch_count: int | None = None,
+    ) -> NsightReport:
+        """Profile the kernels of somebody's program, which runs with all rights of this process.
+
+        Raises:
+            InvalidInput: the settings do not allow commands.
+            SetupError: `no_profiler` or `profiler_forbidden`.
+        """
+        if not self.settings.allow_commands:
+            raise InvalidInput(
+                "commands are not allowed here: start the server with --allow-commands, or profile the program "
+                "yourself with `ncu --set full -o FILE COMMAND` and give report"
+            )
+        with tempfile.TemporaryDirectory(prefix="optiml-ncu-") as folder:
+            report = Path(folder) / "command.ncu-rep"
+            profile_command(
+                open_ncu(),
+                command,
+                metrics=metric_names(metrics),
+                report=report,
+                kernel_regex=kernel_regex,
+                launch_skip=launch_skip,
+                launch_count=launch_count,
+                timeout_s=COMMAND_TIMEOUT_S,
+            )
+            return read_report(report, metrics=metrics)
 
     def compare(
         self,
