@@ -691,8 +691,11 @@ class _Reader:
 
     def _says_square(self, index: int) -> bool:
         before = {token.folded for token in self.found[max(0, index - 3) : index]}
-        return bool(before & {"siz", "dimension", "dim", "order"}) or any(
-            token.text.lower() == "squareshaped" for token in self.found
+        called = index > 0 and self.found[index - 1].text.lower() in ("gemm", "sgemm", "hgemm", "dgemm", "matmul")
+        return (
+            called
+            or bool(before & {"siz", "dimension", "dim", "order"})
+            or any(token.text.lower() == "squareshaped" for token in self.found)
         )
 
     def settle_scalars(self) -> None:
