@@ -251,7 +251,7 @@ class Evaluator:
         device = self._fresh_device()
         try:
             verifier = Verifier(self._compiler, device, self._references, kernel_timeout_s=self._timeout_s)
-            return verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
+            return verifier.verify(kernel, problem, level="L2", highest=True, seed=seed * 4 + 3, build=build)
         finally:
             device.close()
 

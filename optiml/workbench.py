@@ -69,6 +69,7 @@ from optiml.verify.reference import References
 
 LOG = logging.getLogger(__name__)
 MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
+MOST_REMEMBERED = 4096  # kernels that need not be written to the store again
 KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
 ProblemSpec = str | Mapping[str, Any] | Problem
@@ -140,6 +141,14 @@ class Workbench:
                 self._compiler = CachedCompiler(Compilers(nvrtc, nvcc), self.store)
                 self._closing.callback(self._compiler.close)
             return self._compiler
+
+    def compiler_version(self) -> str:
+        """Version of the compiler, under which results are kept.
+
+        Raises:
+            SetupError: code `no_compiler`.
+        """
+        return self._compiler_of().version
 
     def _references_of(self) -> References:
         with self._lock:
@@ -266,6 +275,8 @@ class Workbench:
         identity = kernel_id(kernel)
         if identity not in self._remembered:
             self.store.put(_kernel_key(identity), encode(kernel))
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()  # writing some of them again costs little
             self._remembered.add(identity)
 
     def _kernel_of(self, spec: KernelSpec, problem: Problem | None) -> Kernel:

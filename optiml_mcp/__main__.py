@@ -74,9 +74,9 @@ def serve_with(*, http: str | None, roots: Sequence[Path] | None, allow_commands
         LOG.warning(warning)
 
     def make_bench() -> Workbench:
-        from optiml.workbench import Workbench  # here, so that the server starts in about a second
+        from optiml_mcp.hosted import HostedWorkbench  # here, so that the server starts in about a second
 
-        return Workbench(settings)
+        return HostedWorkbench(settings)
 
     server = build_server(make_bench)
     if http is None:

@@ -41,6 +41,7 @@ from optiml_mcp.arguments import (
     schema_of,
     spec,
 )
+from optiml_mcp.background import Background
 from optiml_mcp.jobs import Job, Jobs
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
 from optiml_mcp.replies import brief_profile, brief_result, fit
@@ -51,6 +52,8 @@ if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
     from optiml.workbench import Answer, Request, Workbench
 
 FINISHING_S = 5.0
+QUESTIONS_AT_ONCE = 8  # to the workbench; each has a thread and a connection to the store
+QUESTION_LIMIT_S = 20.0
 REPLIES_KEPT = 256  # answers from the store
 FILE_KEYS = frozenset({"path", "npy"})  # of a kernel or an input that is read from a file: it may change
 VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
@@ -72,12 +75,26 @@ class App:
     bench: Callable[[], Workbench]
     jobs: Jobs
     runs: Runs
+    questions: Background
     replies: dict[str, dict[str, Any]] = field(default_factory=dict)  # digest of a call -> its answer from the store
     verdicts: dict[str, Verdict] = field(default_factory=dict)  # kernel_id -> the last full one
 
     async def call(self, function: Callable[[Workbench], Any]) -> Any:
-        """A short question to the workbench, asked in a thread."""
-        return await anyio.to_thread.run_sync(lambda: function(self.bench()), abandon_on_cancel=True)
+        """A short question to the workbench, asked in a thread.
+
+        Raises:
+            Busy: there is no answer in time, so that no caller ever waits for one that does not come.
+        """
+        done = anyio.Event()
+        future = self.questions.submit(lambda: function(self.bench()), on_done=done.set)
+        try:
+            with anyio.move_on_after(QUESTION_LIMIT_S):
+                await done.wait()
+        finally:
+            future.cancel()  # of no effect once it has begun
+        if not done.is_set():
+            raise Busy(f"a short question took over {QUESTION_LIMIT_S:g} s on this busy machine: try again in a minute")
+        return future.result()
 
     def remember(self, verdict: Verdict) -> None:
         """Keep a verdict for the kernel's resource."""
@@ -121,13 +138,15 @@ def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
     @asynccontextmanager
     async def lifespan(_: MCPServer[App]) -> AsyncIterator[App]:
         bench = LazyBench(bench_factory)
-        app = App(bench=bench, jobs=Jobs(), runs=Runs(bench))
+        questions = Background(threads=QUESTIONS_AT_ONCE, name="question")
+        app = App(bench=bench, jobs=Jobs(), runs=Runs(bench), questions=questions)
         try:
             yield app
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5):
                 app.runs.close()
                 app.jobs.close()
+                app.questions.close()
                 await anyio.to_thread.run_sync(bench.close, abandon_on_cancel=True)
             server.closed.set()
 

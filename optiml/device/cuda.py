@@ -26,6 +26,7 @@ from optiml.device.device import (
     Repeated,
     RunResult,
     Samples,
+    Scrutiny,
     TimedOutputs,
     TimedSubject,
 )
@@ -169,9 +170,10 @@ class CudaDevice:
         sample_blocks: int | None = None,
         l1_share_bytes: int = DEFAULT_L1_SHARE_BYTES,
         outputs: bool = True,
+        scrutiny: Scrutiny | None = None,
     ) -> RunResult:
-        """See `Device.run`. A GPU counts nothing here and runs every block, so those two arguments change nothing."""
-        del count, sample_blocks, l1_share_bytes
+        """See `Device.run`. A GPU counts nothing here and runs every block, so those arguments change nothing."""
+        del count, sample_blocks, l1_share_bytes, scrutiny
         names = list(plan.arrays)
         header = {
             "op": "run",

@@ -30,6 +30,7 @@ class LaunchReport:
     blocks_run: int
     counters: Counters | None
     printed: str = ""
+    engine: str = ""  # what ran it: "native" or "numpy" on the embedded device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,25 @@ class RunResult:
 
     runs: tuple[Mapping[str, Array], ...]  # name -> array in storage dtype and shape
     launches: tuple[LaunchReport, ...]  # of the last run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scrutiny:
+    """What the embedded device looks for, and what it does otherwise than usual, while it carries out a plan.
+
+    Attributes:
+        checks: "race" and "uninitialised", which only the native engine can look for (`LaunchReport.engine`).
+        runs: how many of the first runs are checked; None for all.
+        unwritten: byte that shared and local memory hold until something is written.
+        reverse: run the blocks of each launch from last to first.
+        shift_bytes: start every array so far into its memory.
+    """
+
+    checks: frozenset[str] = frozenset()
+    runs: int | None = None
+    unwritten: int = 0xFF
+    reverse: bool = False
+    shift_bytes: int = 0
 
 
 class Device(Protocol):
@@ -56,6 +76,7 @@ class Device(Protocol):
         sample_blocks: int | None = None,
         l1_share_bytes: int = DEFAULT_L1_SHARE_BYTES,
         outputs: bool = True,
+        scrutiny: Scrutiny | None = None,
     ) -> RunResult:
         """Load the build once and carry out the plan once for each set of contents.
 
@@ -70,6 +91,7 @@ class Device(Protocol):
             sample_blocks: carry out only about this many blocks of each launch (then outputs mean nothing).
             l1_share_bytes: L1 capacity that one block may count on, for the hit model of `count`.
             outputs: return the arrays; False saves the transfer.
+            scrutiny: for the embedded device; others run as usual.
 
         Raises:
             KernelFault: the kernel broke a rule of the machine, or outlived `timeout_s` (kind `timed_out`).

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from optiml.codec import restore
-from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult
+from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult, Scrutiny
 from optiml.device.plan import Plan
 from optiml.device.wire import wire_arrays, wire_steps
 from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
@@ -73,8 +73,10 @@ class EmulatedDevice:
         sample_blocks: int | None = None,
         l1_share_bytes: int = DEFAULT_L1_SHARE_BYTES,
         outputs: bool = True,
+        scrutiny: Scrutiny | None = None,
     ) -> RunResult:
         names = list(plan.arrays)
+        closely = scrutiny or Scrutiny()
         header = {
             "op": "run",
             "ptx": build.ptx,
@@ -86,6 +88,11 @@ class EmulatedDevice:
             "outputs": outputs,
             "timeout_s": timeout_s,
             "l1_share_bytes": l1_share_bytes,
+            "checks": sorted(closely.checks),
+            "checked_runs": len(contents) if closely.runs is None else closely.runs,
+            "unwritten": closely.unwritten,
+            "reverse": closely.reverse,
+            "shift_bytes": closely.shift_bytes,
         }
         blobs = [raw(filled[name]) for filled in contents for name in names]
         with self._lock:
@@ -138,6 +145,7 @@ def _report(item: Mapping[str, Any]) -> LaunchReport:
         blocks_run=item["blocks_run"],
         counters=counters,
         printed=item["printed"],
+        engine=item["engine"],
     )
 
 

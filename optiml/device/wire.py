@@ -11,8 +11,15 @@ INDEX_VARIABLE = "OPTIML_CUDA_INDEX"  # tells the child of a GPU which device to
 
 
 def wire_arrays(plan: Plan) -> list[dict[str, Any]]:
-    """Name and size in bytes of every array, in the order in which contents are sent."""
-    return [{"name": name, "nbytes": array.nbytes} for name, array in plan.arrays.items()]
+    """Every array, in the order in which contents are sent; `undefined`: a kernel must not read it unwritten."""
+    return [
+        {
+            "name": name,
+            "nbytes": array.nbytes,
+            "undefined": array.role in ("output", "workspace") and not array.zero,
+        }
+        for name, array in plan.arrays.items()
+    ]
 
 
 def wire_steps(plan: Plan, ptx: str = "") -> list[dict[str, Any]]:

@@ -31,24 +31,29 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     deadline = time.monotonic() + header["timeout_s"]
     machine = Machine()
     arrays = header["arrays"]
-    addresses = {item["name"]: machine.allocate(item["nbytes"], name=item["name"]) for item in arrays}
+    shift = header["shift_bytes"]
+    starts = {item["name"]: machine.allocate(item["nbytes"] + shift, name=item["name"]) for item in arrays}
     loaded = machine.load(_parsed(header["ptx"]))
-    places = _Places(addresses, loaded)
+    places = _Places(machine, starts, loaded, shift=shift)
     answers: list[memoryview] = []
     reports: list[Header] = []
     for run in range(header["runs"]):
         for position, item in enumerate(arrays):
             blob = blobs[run * len(arrays) + position]
-            _fill(machine.memory(addresses[item["name"]]), np.frombuffer(blob, dtype=np.uint8), fresh=run == 0)
+            start = starts[item["name"]]
+            _fill(machine.memory(start)[shift:], np.frombuffer(blob, dtype=np.uint8), fresh=run == 0)
+            if item["undefined"] and "uninitialised" in header["checks"]:
+                machine.track_writes(start)
         last = run == header["runs"] - 1
+        checks = frozenset(header["checks"] if run < header["checked_runs"] else ())
         reports = []
         for step in header["steps"]:
             if step["kind"] != "launch":
-                _transfer(step, machine, places)
+                _transfer(step, places)
                 continue
             grid, block = tuple(step["grid"]), tuple(step["block"])
             total = grid[0] * grid[1] * grid[2]
-            chosen = None if header["sample_blocks"] is None else sampled_blocks(total, header["sample_blocks"])
+            chosen = _chosen_blocks(total, header)
             result = machine.launch(
                 loaded,
                 step["symbol"],
@@ -59,11 +64,19 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
                 count=header["count"] and last,
                 blocks=chosen,
                 limits=Limits(deadline=deadline, l1_bytes=header["l1_share_bytes"], resident_blocks=1),
+                checks=checks,
+                unwritten=header["unwritten"],
             )
             reports.append(_report(step, result))
         if header["outputs"]:
-            answers += [raw(machine.memory(addresses[item["name"]]).copy()) for item in arrays]
+            answers += [raw(machine.memory(starts[item["name"]])[shift:].copy()) for item in arrays]
     return {"launches": reports}, answers
+
+
+def _chosen_blocks(total: int, header: Header) -> Sequence[int] | None:
+    if header["sample_blocks"] is not None:
+        return sampled_blocks(total, header["sample_blocks"])
+    return range(total - 1, -1, -1) if header["reverse"] else None
 
 
 def _fill(memory: np.ndarray[Any, Any], content: np.ndarray[Any, Any], *, fresh: bool) -> None:
@@ -79,12 +92,13 @@ def _fill(memory: np.ndarray[Any, Any], content: np.ndarray[Any, Any], *, fresh:
 class _Places:
     """Addresses of arrays and module-scope variables, as the steps of a plan name them."""
 
-    def __init__(self, arrays: dict[str, int], loaded: LoadedModule) -> None:
+    def __init__(self, machine: Machine, arrays: dict[str, int], loaded: LoadedModule, *, shift: int) -> None:
+        self._machine = machine
         self._arrays = arrays
         self._loaded = loaded
+        self._shift = shift  # of arrays within their memory
 
-    def base(self, place: Header) -> int:
-        """Where the named memory starts."""
+    def _start(self, place: Header) -> int:
         if "array" in place:
             return self._arrays[place["array"]]
         if place["symbol"] not in self._loaded.module.globals:
@@ -101,28 +115,35 @@ class _Places:
         return bytes(content)
 
     def _address(self, place: Header) -> bytes:
-        address = (self.base(place) + int(place["offset"])) % (1 << 64)
-        return address.to_bytes(8, "little")
+        address = self._start(place) + (self._shift if "array" in place else 0) + int(place["offset"])
+        return (address % (1 << 64)).to_bytes(8, "little")
+
+    def memory(self, place: Header, nbytes: int, *, written: bool) -> np.ndarray[Any, Any]:
+        """A live view of `nbytes` bytes; `written` says that they are about to be.
+
+        Raises:
+            InvalidInput: they leave the named memory.
+        """
+        start, shift = self._start(place), self._shift if "array" in place else 0
+        whole = self._machine.memory(start)[shift:]
+        if not 0 <= place["offset"] <= len(whole) - nbytes:
+            name = place.get("array") or place.get("symbol")
+            raise InvalidInput(f"{nbytes} bytes from byte {place['offset']} of {name} on leave its {len(whole)} bytes")
+        if written:
+            self._machine.mark_written(start, shift + place["offset"], nbytes)
+        return whole[place["offset"] : place["offset"] + nbytes]
 
 
-def _transfer(step: Header, machine: Machine, places: _Places) -> None:
+def _transfer(step: Header, places: _Places) -> None:
     """Carry out a memset, copy or upload."""
     if step["kind"] == "memset":
-        _range(machine, places, step["target"], step["nbytes"])[:] = step["value"]
+        places.memory(step["target"], step["nbytes"], written=True)[:] = step["value"]
     elif step["kind"] == "copy":
-        target = _range(machine, places, step["target"], step["nbytes"])
-        target[:] = _range(machine, places, step["source"], step["nbytes"])
+        source = places.memory(step["source"], step["nbytes"], written=False)
+        places.memory(step["target"], step["nbytes"], written=True)[:] = source
     else:
         content = places.data(step["content"])
-        _range(machine, places, step["target"], len(content))[:] = np.frombuffer(content, dtype=np.uint8)
-
-
-def _range(machine: Machine, places: _Places, place: Header, nbytes: int) -> np.ndarray[Any, Any]:
-    whole = machine.memory(places.base(place))
-    if not 0 <= place["offset"] <= len(whole) - nbytes:
-        name = place.get("array") or place.get("symbol")
-        raise InvalidInput(f"{nbytes} bytes from byte {place['offset']} of {name} on leave its {len(whole)} bytes")
-    return whole[place["offset"] : place["offset"] + nbytes]
+        places.memory(step["target"], len(content), written=True)[:] = np.frombuffer(content, dtype=np.uint8)
 
 
 def _report(launch: Header, result: LaunchResult) -> Header:
@@ -135,6 +156,7 @@ def _report(launch: Header, result: LaunchResult) -> Header:
         "blocks_run": result.blocks_run,
         "counters": None if result.counters is None else _wire_counters(result.counters),
         "printed": result.printf,
+        "engine": result.engine,
     }
 
 

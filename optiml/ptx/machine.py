@@ -119,6 +119,12 @@ class Machine:
             raise InvalidInput(f"0x{address:x} is not the start of an allocation")
         allocation.valid = np.zeros(allocation.nbytes, np.uint8)
 
+    def mark_written(self, address: int, offset: int, nbytes: int) -> None:
+        """Count bytes of the allocation that starts at `address` as written, where its writes are tracked."""
+        allocation = self._memory.get(address >> WINDOW_BITS)
+        if allocation is not None and allocation.valid is not None:
+            allocation.valid[offset : offset + nbytes] = 1
+
     def memory(self, address: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A live uint8 view of the allocation that starts at `address`."""
         allocation = self._memory.get(address >> WINDOW_BITS)
@@ -157,6 +163,7 @@ class Machine:
         blocks: Sequence[int] | None = None,
         limits: Limits | None = None,
         checks: frozenset[str] = frozenset(),
+        unwritten: int = 0xFF,
     ) -> LaunchResult:
         """Run a kernel to its end.
 
@@ -167,6 +174,8 @@ class Machine:
             blocks: linear ids of the blocks to run, in this order; None for the whole grid.
             checks: "race" and "uninitialised" look for these faults too, which takes longer. Only the native engine
                 can; a kernel that it does not cover is run without (see `LaunchResult.engine`).
+            unwritten: byte that shared and local memory hold until something is written; the numpy engine fills
+                them with 0xFF whatever this says.
 
         Raises:
             KernelFault: the kernel broke a rule or outlived its limits.
@@ -188,6 +197,7 @@ class Machine:
             return self._launch_natively(
                 native, loaded, grid=grid, block=block, shared=shared, dynamic=shared_bytes, total=total,
                 parameters=parameters, count=count, blocks=blocks, limits=limits, checks=checks,
+                unwritten=unwritten,
             )  # fmt: skip
         aligned = frozenset(
             param.offset
@@ -235,7 +245,7 @@ class Machine:
     def _launch_natively(
         self, native: NativeProgram, loaded: LoadedModule, *, grid: tuple[int, int, int],
         block: tuple[int, int, int], shared: int, dynamic: int, total: int, parameters: bytes, count: bool,
-        blocks: Sequence[int] | None, limits: Limits, checks: frozenset[str],
+        blocks: Sequence[int] | None, limits: Limits, checks: frozenset[str], unwritten: int,
     ) -> LaunchResult:  # fmt: skip
         if blocks is not None:
             _check_blocks(np.asarray(blocks, np.int64), total)
@@ -256,6 +266,7 @@ class Machine:
                 blocks=blocks,
                 count=count,
                 checks=checks,
+                unwritten=unwritten,
                 warp_instructions=limits.warp_instructions,
                 deadline=limits.deadline,
                 l1_bytes=limits.l1_bytes // max(1, limits.resident_blocks),

@@ -30,6 +30,12 @@ _CURE: Mapping[Reason, str] = {
 }
 
 
+def at_sizes(axes: Mapping[str, int]) -> str:
+    """`at R=64, C=100`."""
+    sizes = ", ".join(f"{name}={value}" for name, value in axes.items())
+    return f"at {sizes}" if sizes else "at the only size"
+
+
 def summary(verdict: Verdict, problem: Problem, log: str = "") -> str:
     """One or two sentences: what was decided, on what grounds."""
     where = f" on {verdict.device.name}" if verdict.device is not None else ""

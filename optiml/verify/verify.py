@@ -10,7 +10,7 @@ import dataclasses
 import random
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optiml.codec import kernel_id, problem_digest
-from optiml.device.device import Device
+from optiml.device.device import Device, RunResult, Scrutiny
 from optiml.device.plan import BadLaunch, Plan, resolve_plan
 from optiml.errors import Fault, InvalidInput, KernelFault, Unsupported, WorkerDied
 from optiml.expressions import evaluate
-from optiml.problems.data import draw, from_float64, is_float, storage_dtype, to_float64
+from optiml.problems.data import draw, from_float64, is_float, to_float64
 from optiml.problems.problem import names_of
 from optiml.records import (
     Build,
@@ -48,10 +48,24 @@ from optiml.verify.compare import (
     rms,
     tolerance_for,
 )
+from optiml.verify.contents import filled
 from optiml.verify.controls import passing_control
-from optiml.verify.explain import next_action, summary
-from optiml.verify.inputs import Case, describe_domain, hidden_cases, visible_cases, with_other_distributions
+from optiml.verify.explain import at_sizes, next_action, summary
+from optiml.verify.inputs import Case, cost, describe_domain, hidden_cases, visible_cases, with_other_distributions
 from optiml.verify.reference import References
+from optiml.verify.scrutiny import (
+    ALONE,
+    CHECK_TIME,
+    CHECKED_COST,
+    CHECKS,
+    OTHER_BYTE,
+    PERTURBED,
+    PERTURBED_TIMEOUT_S,
+    Change,
+    array_of,
+    can_check,
+    sanitizer_report,
+)
 
 Array = NDArray[Any]
 REASON_ORDER: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
@@ -75,9 +89,31 @@ class _Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """What running one case showed; figures are None where nothing was compared."""
+
+    failure: _Failure | None
+    worst: float | None = None  # largest absolute error
+    relative: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class _CaseOutcome:
+    case: Case
     result: CaseResult
     failure: _Failure | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sanitized:
+    """What the checks of level 2 found, or what keeps them from running."""
+
+    failure: _Failure | None = None
+    missing: str | None = None
+    sanitizer: Mapping[str, str] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +146,17 @@ class Verifier:
         level: Level = "L1",
         seed: int | None = None,
         reduced: bool = False,
+        highest: bool = False,
         build: Build | CompileFailure | None = None,
         warnings: tuple[str, ...] = (),
     ) -> Verdict:
         """Judge `kernel`, whose launch plan and params were checked before.
 
         Args:
-            level: `L0` the caller's sizes; `L1` hidden cases too; `L2` is more than the emulator gives.
+            level: `L0` the caller's sizes; `L1` hidden cases too; `L2` all checks of the device on every case.
             seed: of hidden sizes and all data; None draws a fresh one.
             reduced: fewer cases, and stop at the first failure: for the nodes of a search.
+            highest: where the device cannot give L2, accept at L1 and say so in a warning.
             build: a build already at hand.
 
         Raises:
@@ -140,7 +178,7 @@ class Verifier:
             return self._verdict(
                 kernel, problem, "unverified", "problem_degenerate", detail, started, build=build, warnings=warnings
             )
-        return self._run_cases(kernel, problem, build, rng, level, reduced, started, warnings)
+        return self._run_cases(kernel, problem, build, rng, level, reduced, highest, started, warnings)
 
     def why_unsound(self, problem: Problem) -> str | None:
         """Why a problem cannot judge a kernel: a control output passes its cases; None where it can.
@@ -160,19 +198,23 @@ class Verifier:
         rng: random.Random,
         level: Level,
         reduced: bool,
+        highest: bool,
         started: float,
         warnings: tuple[str, ...],
     ) -> Verdict:
         visible = visible_cases(problem, rng, reduced=reduced)
         hidden = () if level == "L0" else hidden_cases(problem, rng, reduced=reduced)
         outcomes: list[_CaseOutcome] = []
+
+        def run(case: Case) -> _CaseOutcome | None:
+            return self._run_case(kernel, problem, build, case, rng, level=level, reduced=reduced)
+
         try:
             for group in (visible, hidden):
                 for case in group:
-                    outcome = self._run_case(kernel, problem, build, case, rng)
+                    outcome = run(case)
                     if outcome is None:
-                        others = with_other_distributions(problem, case)
-                        tried = (self._run_case(kernel, problem, build, other, rng) for other in others)
+                        tried = map(run, with_other_distributions(problem, case))
                         outcome = next((item for item in tried if item is not None), None)
                     if outcome is None:
                         continue
@@ -191,6 +233,7 @@ class Verifier:
             detail = "the device's process ended without an answer; nothing is known of the kernel"
             return self._verdict(kernel, problem, "unverified", None, detail, started, build=build, warnings=warnings)
         cases = tuple(outcome.result for outcome in outcomes)
+        warnings += tuple(dict.fromkeys(note for outcome in outcomes for note in outcome.warnings))[:2]
         domain = describe_domain(problem, [outcome.result.axes for outcome in outcomes])
         failures = [(outcome.failure, outcome.result.hidden) for outcome in outcomes if outcome.failure is not None]
         levels: tuple[Level, ...] = ("L0",) if level == "L0" or reduced else ("L0", "L1")
@@ -220,54 +263,190 @@ class Verifier:
                 kernel, problem, "unverified", None, detail, started,
                 build=build, warnings=warnings, cases=cases, domain=domain, levels=("L0",),
             )  # fmt: skip
+        sanitizer = None
         if level == "L2":
-            detail = (
-                f"{self._device.info.name} gives L0 and L1, which passed; L2 needs race and initialisation checks "
-                "that this engine lacks"
-            )
-            return self._verdict(
-                kernel, problem, "unverified", None, detail, started,
-                build=build, warnings=warnings, cases=cases, domain=domain, levels=levels,
-            )  # fmt: skip
+            checked = self._sanitize(kernel, problem, build, [outcome.case for outcome in outcomes], rng)
+            warnings += checked.warnings
+            sanitizer = checked.sanitizer
+            if checked.failure is not None:
+                return self._verdict(
+                    kernel, problem, "rejected", checked.failure.reason, checked.failure.detail, started,
+                    build=build, warnings=warnings, cases=cases, domain=domain, levels=levels,
+                    fault=checked.failure.fault, sanitizer=sanitizer,
+                )  # fmt: skip
+            if checked.missing is not None and not highest:
+                return self._verdict(
+                    kernel, problem, "unverified", None, checked.missing, started,
+                    build=build, warnings=warnings, cases=cases, domain=domain, levels=levels,
+                )  # fmt: skip
+            if checked.missing is None:
+                levels = (*levels, "L2")
+            else:
+                warnings += (checked.missing,)
         return self._verdict(
             kernel, problem, "accepted", None, None, started,
-            build=build, warnings=warnings, cases=cases, domain=domain, levels=levels,
+            build=build, warnings=warnings, cases=cases, domain=domain, levels=levels, sanitizer=sanitizer,
         )  # fmt: skip
 
+    def _sanitize(
+        self, kernel: Kernel, problem: Problem, build: Build, cases: Sequence[Case], rng: random.Random
+    ) -> _Sanitized:
+        """Every case once more with all of the device's own checks."""
+        info = self._device.info
+        passed = f"{info.name} gives L0 and L1, which passed"
+        if not can_check(info):
+            missing = f"{passed}; L2 needs race and initialisation checks, which only the native engine has"
+            return _Sanitized(missing=f"{missing}: it is not built here, see optiml doctor")
+        notes: dict[str, None] = {}
+        for case in cases:
+            where = at_sizes(case.workload.axes)
+            plan = resolve_plan(kernel, build, problem, case.workload, info)
+            inputs = draw(problem, case.workload, seed=case.seed)
+            contents = (filled(plan, inputs, rng, quiet_nan=True),)
+            result = None
+            checks = CHECKS
+            while result is None:
+                try:
+                    result = self._device.run(
+                        build, plan, contents, timeout_s=CHECK_TIME * self._timeout_s, outputs=False,
+                        scrutiny=Scrutiny(checks=checks),
+                    )  # fmt: skip
+                except KernelFault as error:
+                    failure = _of_fault(error, where)
+                    if failure.reason == "timed_out":
+                        return _Sanitized(missing=f"{passed}; the checks of L2 did not end in time {where}")
+                    if error.fault.kind != "uninitialised" or array_of(error.fault, plan) is not None:
+                        return _Sanitized(failure=failure, sanitizer=sanitizer_report(error.fault))
+                    # shared memory: level 1 found out whether it reaches the outputs, and it need not
+                    notes[f"{where}: {error.fault.detail}; the outputs do not depend on it"] = None
+                    checks = checks - {"uninitialised"}
+            if _engines(result) - {"native"}:
+                missing = f"{passed}; L2 needs race and initialisation checks, which only the native engine has"
+                return _Sanitized(missing=f"{missing}: it does not cover this kernel")
+        return _Sanitized(sanitizer=sanitizer_report(None), warnings=tuple(notes)[:2])
+
     def _run_case(
-        self, kernel: Kernel, problem: Problem, build: Build, case: Case, rng: random.Random
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        build: Build,
+        case: Case,
+        rng: random.Random,
+        *,
+        level: Level,
+        reduced: bool,
     ) -> _CaseOutcome | None:
         """One case, or None where a hidden case's reference is not finite in the declared dtype."""
         axes = dict(case.workload.axes)
         try:
             plan = resolve_plan(kernel, build, problem, case.workload, self._device.info)
         except BadLaunch as error:
-            return _outcome(case, _Failure(reason=error.reason, detail=f"at {axes}: {error}"))
+            return _outcome(case, _Failure(reason=error.reason, detail=f"{at_sizes(axes)}: {error}"))
         scratch = sum(array.nbytes for array in plan.arrays.values() if array.role == "workspace")
         if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
             raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
         prepared = self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
-        try:
-            result = self._device.run(build, plan, prepared.contents, timeout_s=self._timeout_s)
-        except InvalidInput as error:  # the device refused: more threads than its launch bounds, too large a global
-            return _outcome(case, _Failure(reason="bad_launch", detail=f"at {axes}: {error}"))
-        except KernelFault as error:
-            reason: Reason = "timed_out" if error.fault.kind == "timed_out" else "fault"
-            if error.fault.kind == "race":
-                reason = "race"
-            return _outcome(
-                case,
-                _Failure(
-                    reason=reason,
-                    detail=f"at {axes}: {error}",
-                    fault=None if reason == "timed_out" else error.fault,
-                ),
-            )
-        failure, worst, relative = self._judge_runs(problem, plan, case, prepared, result.runs, build)
+        attempt = self._attempt(problem, plan, case, prepared, build, self._scrutiny(problem, case, level, reduced))
         tolerances = [item for item in prepared.tolerances[0].values() if item is not None]
-        return _outcome(case, failure, worst=worst, relative=relative, tolerance=next(iter(tolerances), None))
+        return _outcome(case, attempt.failure, attempt=attempt, tolerance=next(iter(tolerances), None))
+
+    def _scrutiny(self, problem: Problem, case: Case, level: Level, reduced: bool) -> Scrutiny | None:
+        """How closely to watch a case of the first two levels."""
+        if reduced or level == "L0" or not can_check(self._device.info):
+            return None
+        return Scrutiny(checks=CHECKS, runs=1) if cost(problem, case.workload) <= CHECKED_COST else None
+
+    def _attempt(
+        self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build, scrutiny: Scrutiny | None
+    ) -> _Attempt:
+        """Run a case and judge it, with the checks and the second look that `scrutiny` asks for."""
+        attempt = self._run_and_judge(problem, plan, case, prepared, build, scrutiny)
+        if scrutiny is None:
+            return attempt
+        fault = attempt.failure.fault if attempt.failure is not None else None
+        if fault is not None and fault.kind == "uninitialised":
+            attempt = self._without_initialisation(problem, plan, case, prepared, build, fault)
+        if attempt.failure is None:
+            failure = self._perturbed(problem, plan, case, prepared, build)
+            attempt = dataclasses.replace(attempt, failure=failure)
+        return attempt
+
+    def _run_and_judge(
+        self,
+        problem: Problem,
+        plan: Plan,
+        case: Case,
+        prepared: _Prepared,
+        build: Build,
+        scrutiny: Scrutiny | None,
+        timeout_s: float | None = None,
+    ) -> _Attempt:
+        where = at_sizes(case.workload.axes)
+        try:
+            result = self._device.run(
+                build, plan, prepared.contents, timeout_s=timeout_s or self._timeout_s, scrutiny=scrutiny
+            )
+        except InvalidInput as error:  # the device refused: more threads than its launch bounds, too large a global
+            return _Attempt(failure=_Failure(reason="bad_launch", detail=f"{where}: {error}"))
+        except KernelFault as error:
+            return _Attempt(failure=_of_fault(error, where))
+        failure, worst, relative = self._judge_runs(problem, plan, case, prepared, result.runs, build)
+        return _Attempt(failure=failure, worst=worst, relative=relative)
+
+    def _without_initialisation(
+        self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build, fault: Fault
+    ) -> _Attempt:
+        """A kernel read memory that nothing had written. It is wrong if that reaches its outputs, else it may."""
+        races = Scrutiny(checks=frozenset(("race",)), runs=1)
+        others = (Scrutiny(unwritten=byte) for byte in (0, OTHER_BYTE))
+        attempt = _Attempt(failure=None)
+        for scrutiny in (races, *others):
+            attempt = self._run_and_judge(problem, plan, case, prepared, build, scrutiny)
+            if attempt.failure is not None:
+                break
+        failure = attempt.failure
+        where = at_sizes(case.workload.axes)
+        if failure is None:
+            warning = f"{where}: {fault.detail}; the outputs do not depend on it"
+            return dataclasses.replace(attempt, warnings=(warning,))
+        if REASON_ORDER.index(failure.reason) <= REASON_ORDER.index("mutated_input"):
+            return attempt
+        name = array_of(fault, plan)
+        if name in problem.outputs:
+            detail = f"{failure.detail}; {name} is read before the kernel has written it"
+            unwritten = dataclasses.replace(failure, reason="unwritten_output", detail=detail)
+            return dataclasses.replace(attempt, failure=unwritten)
+        detail = f"{where}: {fault.detail}, and the outputs depend on it"
+        used = _Failure(reason="fault", detail=detail, mismatch=failure.mismatch, fault=fault)
+        return dataclasses.replace(attempt, failure=used)
+
+    def _perturbed(
+        self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build
+    ) -> _Failure | None:
+        """Why the results change with what no kernel may rely on: order of blocks, addresses, unwritten memory."""
+        first = _Prepared(
+            contents=prepared.contents[:1], expected=prepared.expected[:1], tolerances=prepared.tolerances[:1]
+        )
+        timeout_s = min(self._timeout_s, PERTURBED_TIMEOUT_S)
+
+        def failure_under(scrutiny: Scrutiny) -> _Failure | None:
+            failure = self._run_and_judge(problem, plan, case, first, build, scrutiny, timeout_s).failure
+            waits = failure is not None and (
+                failure.reason == "timed_out" or (failure.fault is not None and failure.fault.kind == "deadlock")
+            )
+            return None if waits else failure
+
+        together = failure_under(PERTURBED)
+        if together is None:
+            return None
+        where = at_sizes(case.workload.axes)
+        for change, scrutiny in ALONE.items():
+            failure = failure_under(scrutiny)
+            if failure is not None:
+                return _of_change(change, failure, where)
+        return _of_change("order", together, where)
 
     # --- preparing ---------------------------------------------------------------------------------------------------
     def _prepare(self, problem: Problem, plan: Plan, case: Case, rng: random.Random) -> _Prepared | None:
@@ -278,7 +457,7 @@ class Verifier:
             expected, same_dtype = self._expect(problem, case.workload, inputs)
             if case.hidden and not _all_finite(problem, expected, same_dtype):
                 return None
-            contents.append(_filled(plan, inputs, rng, quiet_nan=run == 0))
+            contents.append(filled(plan, inputs, rng, quiet_nan=run == 0))
             expectations.append(expected)
             tolerances.append(self._tolerances(problem, case, expected, same_dtype))
         return _Prepared(contents=tuple(contents), expected=tuple(expectations), tolerances=tuple(tolerances))
@@ -302,8 +481,8 @@ class Verifier:
             raise _oracle_failed(problem, build.detail)
         try:
             plan = resolve_plan(oracle, build, problem, workload, self._device.info)
-            filled = _filled(plan, inputs, random.Random(0), quiet_nan=False)
-            result = self._device.run(build, plan, (filled,), timeout_s=self._timeout_s)
+            contents = filled(plan, inputs, random.Random(0), quiet_nan=False)
+            result = self._device.run(build, plan, (contents,), timeout_s=self._timeout_s)
         except (BadLaunch, KernelFault) as error:
             raise _oracle_failed(problem, str(error)) from error
         return {
@@ -376,7 +555,9 @@ class Verifier:
         for index, arrays in enumerate(runs):
             mutated = _mutated_input(plan, prepared.contents[index], arrays)
             if mutated is not None:
-                failures.append(_Failure(reason="mutated_input", detail=f"at {axes}: input {mutated} was changed"))
+                failures.append(
+                    _Failure(reason="mutated_input", detail=f"{at_sizes(axes)}: input {mutated} was changed")
+                )
             for name, tensor in problem.outputs.items():
                 expected, tolerance = prepared.expected[index][name], prepared.tolerances[index][name]
                 poison = prepared.contents[index][name]
@@ -413,7 +594,7 @@ class Verifier:
         answers = []
         for salt in (1, 2):
             contents = dict(prepared.contents[0])
-            fresh = _filled(plan, {}, random.Random(salt), quiet_nan=False)
+            fresh = filled(plan, {}, random.Random(salt), quiet_nan=False)
             contents.update({name: fresh[name] for name, array in plan.arrays.items() if array.role == "output"})
             try:
                 answers.append(self._device.run(build, plan, (contents,), timeout_s=self._timeout_s).runs[0])
@@ -443,6 +624,7 @@ class Verifier:
         levels: tuple[Level, ...] = (),
         mismatch: Mismatch | None = None,
         fault: Fault | None = None,
+        sanitizer: Mapping[str, str] | None = None,
     ) -> Verdict:
         identity = kernel_id(kernel)
         draft = Verdict(
@@ -464,6 +646,7 @@ class Verifier:
             else "reference",
             first_mismatch=mismatch,
             fault=fault,
+            sanitizer=sanitizer,
             device=self._device.info,
             seconds=round(time.monotonic() - started, 3),
             uri=f"optiml://kernels/{identity}",
@@ -479,24 +662,49 @@ def _outcome(
     case: Case,
     failure: _Failure | None,
     *,
-    worst: float | None = None,
-    relative: float | None = None,
+    attempt: _Attempt | None = None,
     tolerance: Tolerance | None = None,
 ) -> _CaseOutcome:
     """What came of one case; without figures where it never got as far as a comparison."""
     return _CaseOutcome(
+        case=case,
+        warnings=attempt.warnings if attempt is not None else (),
         result=CaseResult(
             axes=dict(case.workload.axes),
             scalars=dict(case.workload.scalars),
             distribution=case.distribution(),
             ok=failure is None,
             hidden=case.hidden,
-            max_abs_error=worst,
-            max_rel_error=relative,
+            max_abs_error=attempt.worst if attempt is not None else None,
+            max_rel_error=attempt.relative if attempt is not None else None,
             tolerance=tolerance,
         ),
         failure=failure,
     )
+
+
+def _engines(result: RunResult) -> frozenset[str]:
+    return frozenset(report.engine for report in result.launches)
+
+
+def _of_fault(error: KernelFault, where: str) -> _Failure:
+    kind = error.fault.kind
+    reason: Reason = "timed_out" if kind == "timed_out" else "race" if kind == "race" else "fault"
+    fault = None if reason == "timed_out" else error.fault
+    return _Failure(reason=reason, detail=f"{where}: {error}", fault=fault)
+
+
+def _of_change(change: Change, failure: _Failure, where: str) -> _Failure:
+    """The reason against a kernel whose results change with `change`."""
+    reason: Reason
+    if change == "order":
+        reason, what = "race", "the order in which blocks run"
+    elif change == "unwritten":
+        reason, what = "fault", "what shared memory held before the kernel wrote it"
+    else:
+        reason, what = "hard_coded", "the addresses of the arrays"
+    detail = f"{where}: the result depends on {what}: {failure.detail}"
+    return dataclasses.replace(failure, reason=reason, detail=detail)
 
 
 def _ends_the_process(failure: _Failure) -> bool:
@@ -516,44 +724,6 @@ def _first_reason(failures: list[tuple[_Failure, bool]]) -> _Failure:
             for failure, hidden in failures
         ]
     return min((failure for failure, _ in failures), key=lambda item: REASON_ORDER.index(item.reason))
-
-
-def _filled(plan: Plan, inputs: Mapping[str, Array], rng: random.Random, *, quiet_nan: bool) -> dict[str, Array]:
-    """Every array of the plan: inputs as drawn, the rest poisoned, zeroed workspaces zero."""
-    contents: dict[str, Array] = {}
-    for name, planned in plan.arrays.items():
-        if name in inputs:
-            contents[name] = inputs[name]
-        elif planned.zero:
-            contents[name] = np.zeros(planned.shape, dtype=storage_dtype(planned.dtype))
-        else:
-            contents[name] = _poison(planned.dtype, planned.shape, rng.getrandbits(63), quiet_nan=quiet_nan)
-    return contents
-
-
-_NAN_BITS: Mapping[str, tuple[str, int, int]] = {  # storage, pattern of a quiet NaN, free payload bits
-    "float64": ("<u8", 0x7FF8000000000000, 40),
-    "float32": ("<u4", 0x7FC00000, 20),
-    "float16": ("<u2", 0x7E00, 8),
-    "bfloat16": ("<u2", 0x7FC0, 5),
-}
-
-
-def _poison(dtype: str, shape: tuple[int, ...], seed: int, *, quiet_nan: bool) -> Array:
-    """What an output holds before a run: one NaN with a random payload, or noise that looks like an answer."""
-    rng = np.random.default_rng(seed)
-    if quiet_nan and dtype in _NAN_BITS:
-        storage, pattern, bits = _NAN_BITS[dtype]
-        word = pattern | int(rng.integers(1, 1 << bits))
-        return np.full(shape, word, dtype=storage).view(storage_dtype(dtype))
-    if not is_float(dtype) or dtype.startswith("float8"):
-        kind = storage_dtype(dtype)
-        if quiet_nan and kind.itemsize >= 4:
-            info = np.iinfo(kind)
-            return np.full(shape, int(rng.integers(info.max // 3, info.max // 2)), dtype=kind)
-        return rng.integers(1, 100, shape).astype(kind)
-    noise = rng.standard_normal(int(np.prod(shape, dtype=np.int64)))
-    return from_float64(noise, dtype).reshape(shape)
 
 
 def _all_finite(problem: Problem, expected: Mapping[str, Array], same_dtype: Mapping[str, Array] | None) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from optiml.device.device import LaunchReport, RunResult
+from optiml.device.device import LaunchReport, RunResult, Scrutiny
 from optiml.device.plan import Plan
 from optiml.measure.model import LaunchShape
 from optiml.ptx import Module, parse
@@ -148,6 +148,7 @@ class CountingDevice:
         sample_blocks: int | None = None,
         l1_share_bytes: int = 0,
         outputs: bool = True,
+        scrutiny: Scrutiny | None = None,
     ) -> RunResult:
         self.asked.append(sample_blocks)
         self.contents.append(contents[0])

@@ -200,7 +200,7 @@ def test_scratch_that_every_run_rewrites_is_no_state(bench: Workbench) -> None:
 def test_a_zeroed_workspace_is_zero_before_every_run(bench: Workbench) -> None:
     source = """extern "C" __global__ void k(const float* x, float* y, int* count, int n) {
     int i = blockIdx.x * 256 + threadIdx.x;
-    if (i < n) { atomicAdd(count, 1); y[i] = fabsf(x[i]) + (*count > n ? 1.0f : 0.0f); } }"""
+    if (i < n) y[i] = fabsf(x[i]) + (atomicAdd(count, 1) >= n ? 1.0f : 0.0f); }"""
     launch = {"kernel": "k", "grid": ["ceil_div(n, 256)"], "block": [256], "args": ["x", "y", "count", "n"]}
     space = {"count": {"dtype": "int32", "shape": [1], "init": "zero"}}
     assert bench.verify({"source": source, "launches": [launch], "workspace": space}, ABS, seed=3).status == "accepted"
@@ -216,12 +216,6 @@ def test_an_opcode_the_engine_lacks_leaves_the_kernel_unverified(bench: Workbenc
     found = verdict(bench, 'asm volatile("wgmma.fence.sync.aligned;"); if (i < n) y[i] = fabsf(x[i]);')
     assert found.status in ("unverified", "rejected")
     assert found.status == "unverified" or found.reason == "compile_failed"  # sm_80 has no wgmma at all
-
-
-def test_level_two_is_not_claimed_by_an_engine_without_its_checks(bench: Workbench) -> None:
-    found = bench.verify(kernel("if (i < n) y[i] = fabsf(x[i]);"), ABS, level="L2", seed=1)
-    assert found.status == "unverified"
-    assert found.levels == ("L0", "L1")
 
 
 def test_a_launcher_is_unverified_not_guessed(bench: Workbench) -> None:

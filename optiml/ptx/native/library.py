@@ -32,7 +32,10 @@ class AllocationRecord(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p),
         ("size", ctypes.c_uint64),
-        *((name, ctypes.c_void_p) for name in ("last", "touched", "writers", "valid")),
+        *((name, ctypes.c_void_p) for name in ("last", "touched", "writer", "reader", "second_reader")),
+        ("shift", ctypes.c_uint32),
+        ("written", ctypes.c_uint32),
+        ("valid", ctypes.c_void_p),
         ("sectors", ctypes.c_int64 * 3),
         ("misses", ctypes.c_int64),
     ]
@@ -57,7 +60,8 @@ class LaunchRecord(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         *((name, ctypes.c_uint32) for name in (
             "segment_count", "barrier_total", "special_count", "zero_count", "allocation_count", "register_bytes",
-            "shared_bytes", "local_bytes", "parameter_bytes", "waits", "count", "checks", "max_order")),
+            "shared_bytes", "local_bytes", "parameter_bytes", "waits", "count", "checks", "max_order",
+            "unwritten")),
         ("fault", FaultRecord),
     ]  # fmt: skip
 
