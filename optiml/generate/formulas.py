@@ -49,6 +49,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
         "softmax",
         rf"{_LEFT}?exp\({_V}{_LESS_MAX}\)/\(?{_S}\s?\(?exp\({_V}{_LESS_MAX}\)\)?{_END}",
     ),
+    ("rmsnorm", rf"{_LEFT}?{_V}/rms\({_V}\)\*{_V}{_END}"),
     ("relu", rf"{_START}{_LEFT}?(?:np\.|torch\.|std::)?f?max(?:f|imum)?\((?:{_V},{_0}|{_0},{_V})\){_END}"),
     ("relu", rf"{_LEFT}?\(?{_V}>=?{_0}\)?\?{_V}:{_0}"),
     ("a quadratic form", rf"\b[a-z]{_T}\s?[@*]?\s?[A-Z]\s?[@*]?\s?[a-z]\b"),

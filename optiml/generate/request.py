@@ -69,6 +69,10 @@ _REWRITES = tuple(
         (r"\(\s*M\s?x\s?N\s?x\s?K\s*\)", " "),  # the order in which three sizes of a product are read anyway
         (r"\b([A-Z]) by \1(?= matri)", r"\1 x \1"),
         (r"\bin R\^[a-z]\b", " "),
+        (r"(\w\[\w\]) plus (?=\w+\[\w\])", r"\1 + "),
+        (r"(\w\[\w\]) (?:should be|must be|shall be|is set to|becomes|gets|equals) (?=\w+\[\w\])", r"\1 = "),
+        (r"\bLN\b(?!\s*\()", "layer norm"),
+        (r"(\d) square\b", r"\1 squareshaped"),
         (r"\bRGB images?\b", "3 channel images"),
         (r"(?i)\b(\d+) (\d+x\d+) (?:filters|kernels)\b", r"\1 output channels, \2 kernel"),
         (r"(?i)\b(?:already )?(?:projected and )?split into heads\b", " "),
