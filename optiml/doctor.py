@@ -8,15 +8,18 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
-from optiml.errors import OptimlError
+from optiml.device.cuda import Gpu, find_gpus, has_gpu_nodes
+from optiml.device.nvml import Nvml
+from optiml.errors import OptimlError, SetupError
+from optiml.mixture.needs import needs_of
 from optiml.process import probe
 from optiml.ptx import engine_name
-from optiml.settings import Settings
+from optiml.settings import MixtureSettings, Settings
 from optiml.store import Store
 from optiml.toolchain.nvrtc import Compiler, header_folders
+from optiml.toolchain.tools import find_tool
 
 State = Literal["ok", "warn", "missing"]
 
@@ -37,11 +40,11 @@ def examine(settings: Settings, store: Store) -> tuple[Check, ...]:
         Check(name="python", state="ok", detail=f"{sys.version.split()[0]}, {os.cpu_count()} cores"),
         _compiler(settings),
         _device(),
-        _gpu(),
+        *_gpus(),
         _sandbox(),
         _home(settings, store),
         _optional("launcher kernels", "nvidia-cuda-nvcc", "toolchain", program="nvcc"),
-        _optional("mixture generator", "torch", "mixture"),
+        _mixture(settings),
     )
 
 
@@ -75,13 +78,42 @@ def _device() -> Check:
     )
 
 
-def _gpu() -> Check:
-    nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    if not nodes:
-        return Check(name="gpu", state="warn", detail="no NVIDIA GPU; everything runs on the embedded device")
+def _gpus() -> tuple[Check, ...]:
+    """One line per GPU that CUDA shows, or one that says why there is none."""
+    if not has_gpu_nodes():
+        return (Check(name="gpu", state="warn", detail="no NVIDIA GPU; everything runs on the embedded device"),)
+    try:
+        found = find_gpus()
+    except SetupError as error:
+        fix = "" if find_spec("pycuda") is not None else "pip install 'optiml[gpu]'"
+        return (Check(name="gpu", state="warn", detail=f"a GPU is there and is not used: {error}", fix=fix),)
+    if not found:
+        return (
+            Check(
+                name="gpu", state="warn", detail="CUDA shows no GPU to this process", fix="check CUDA_VISIBLE_DEVICES"
+            ),
+        )
+    return (*(_described(gpu) for gpu in found), *(_program(name) for name in ("ncu", "compute-sanitizer")))
+
+
+def _described(gpu: Gpu) -> Check:
+    version = Nvml(gpu.pci_bus_id).driver_version()
+    driver = f"driver {version}" if version else "driver unknown (pip install nvidia-ml-py)"
     return Check(
-        name="gpu", state="warn", detail=f"{', '.join(nodes)} present; this version runs on the embedded device only"
+        name=f"gpu cuda:{gpu.index}",
+        state="ok",
+        detail=f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs, {gpu.memory_bytes / 2**30:.0f} GiB, {driver}, "
+        f"CUDA up to {gpu.driver_cuda}",
     )
+
+
+def _program(name: str) -> Check:
+    """A tool of NVIDIA's that profiles and level-2 checks on a GPU need."""
+    path = find_tool(name)
+    if path is not None:
+        return Check(name=name, state="ok", detail="found")
+    what = "profiles carry no hardware counters" if name == "ncu" else "level 2 cannot be reached on the GPU"
+    return Check(name=name, state="warn", detail=f"not found: {what}", fix=f"install the CUDA toolkit ({name} on PATH)")
 
 
 def _sandbox() -> Check:
@@ -111,6 +143,33 @@ def _home(settings: Settings, store: Store) -> Check:
             fix="set OPTIML_HOME to a folder that can be written",
         )
     return Check(name="store", state="ok", detail=detail)
+
+
+def _mixture(settings: Settings) -> Check:
+    name = "mixture generator"
+    lacking = _optional(name, "torch", "mixture")
+    if lacking.state != "ok":
+        return lacking
+    needs = needs_of(settings.mixture or MixtureSettings(), gpu=has_gpu_nodes())
+    memory = f"{needs.memory_bytes / 2**30:.1f} GiB of memory in {needs.dtype}"
+    if not needs.missing:
+        fits = needs.memory_bytes <= needs.memory_free_bytes
+        free = f"{needs.memory_free_bytes / 2**30:.1f} GiB are free"
+        return Check(
+            name=name,
+            state="ok" if fits or needs.dtype == "bfloat16" else "warn",
+            detail=f"experts {', '.join(needs.present)} need {memory}; {free}",
+            fix="" if fits else "set fewer or smaller experts, or four_bit = true, below [mixture] in optiml.toml",
+        )
+    room = "" if needs.disk_bytes <= needs.disk_free_bytes else " (more than is free)"
+    which = "the experts of [mixture]" if settings.mixture else "not set up; the default experts"
+    return Check(
+        name=name,
+        state="warn",
+        detail=f"{lacking.detail}; {which} need {needs.disk_bytes / 1e9:.1f} GB of disk{room} and {memory}; "
+        f"{len(needs.missing)} of them are not here: {needs.missing[0]}",
+        fix="download the experts (hf download NAME) and name them below [mixture] in optiml.toml",
+    )
 
 
 def _optional(name: str, package: str, extra: str, *, program: str | None = None) -> Check:

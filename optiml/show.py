@@ -23,6 +23,7 @@ from optiml.records import (
     Generated,
     Judgement,
     Mismatch,
+    NsightReport,
     PathStep,
     Problem,
     Profile,
@@ -34,6 +35,7 @@ from optiml.records import (
 if TYPE_CHECKING:  # numpy comes with both; `optiml --help` stays fast
     from optiml.bench.generate import GenerateBench, Rates
     from optiml.bench.search import SearchBench
+    from optiml.mixture.run import BuiltPairs, Trained
     from optiml.problems.problem import Builtin
     from optiml.workbench import Check, RunSummary
 
@@ -122,6 +124,23 @@ def _number(value: float | None) -> str:
 
 
 # --- one function per answer -----------------------------------------------------------------------------------------
+def show_built_pairs(built: BuiltPairs) -> None:
+    """A data set that was written."""
+    _line(f"{built.pairs} pairs of {built.kernels} kernels in {built.path}; families: {', '.join(built.families)}")
+    for line in built.refused:
+        _line(f"left out  {line}")
+
+
+def show_trained(trained: Trained) -> None:
+    """A checkpoint, and what it is worth on the families that were held out."""
+    _line(f"{trained.step} of {trained.steps} steps on {trained.pairs} pairs: {trained.checkpoint}")
+    _line(f"experts: {', '.join(trained.experts)}")
+    if trained.held_out:
+        _line(f"loss on {trained.held_out_pairs} held-out pairs, nats per character:")
+    for name, value in trained.held_out.items():
+        _line(f"  {value:.4f}  {name}")
+
+
 def show_checks(checks: Sequence[Check]) -> None:
     """What this machine can do, and below each gap the command that fixes it."""
     width = max(len(item.name) for item in checks)
@@ -148,6 +167,8 @@ def show_skeleton(unverified: Mapping[str, Any]) -> None:
     _line(unverified["summary"])
     for skeleton in unverified["problem_skeletons"]:
         _source(json.dumps(skeleton, indent=2))
+    if unverified.get("kernel") is not None:
+        _source(unverified["kernel"])
     _closing(unverified["next_action"], unverified["warnings"])
 
 
@@ -292,6 +313,39 @@ def show_profile(profile: Profile) -> None:
     else:
         _line(f"{len(profile.metrics)} metrics of this kernel: --json lists them")
     _closing(profile.next_action, profile.warnings + (("answered from the cache",) if profile.cached else ()))
+
+
+def show_report(report: NsightReport) -> None:
+    """The kernels of an Nsight Compute report."""
+    _line(report.summary)
+    for kernel in report.kernels:
+        _line()
+        _line(kernel.name, "" if kernel.grid is None else f"grid {kernel.grid} block {kernel.block}")
+        if kernel.bottleneck is not None:
+            _fields(
+                [
+                    ("bottleneck", kernel.bottleneck.kind),
+                    *(("because", item) for item in kernel.bottleneck.evidence),
+                    *(("advice", item) for item in kernel.bottleneck.advice),
+                ]
+            )
+        if kernel.hot_lines:
+            _table(
+                ("line", "share", "waiting for", "source"),
+                [
+                    (
+                        f"{item.file}:{item.line}",
+                        f"{item.share_pct:.0f} %",
+                        ", ".join(f"{name} {share:.0f} %" for name, share in item.stalls.items()),
+                        item.source,
+                    )
+                    for item in kernel.hot_lines
+                ],
+            )
+        _fields((item.title or item.rule, item.message) for item in kernel.findings)
+        present = [(name, _metric(value)) for name, value in kernel.metrics.items() if value is not None]
+        _table(("metric", "value"), present)
+    _closing(report.next_action, report.warnings)
 
 
 def _metric(value: float | None) -> str:

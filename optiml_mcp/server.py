@@ -28,8 +28,8 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
 from optiml.codec import digest, encode
-from optiml.errors import Busy, InvalidInput, OptimlError, SetupError
-from optiml.records import Generated, Judgement, Profile, SearchResult, Verdict
+from optiml.errors import Busy, InvalidInput, OptimlError
+from optiml.records import Generated, Judgement, NsightReport, Profile, SearchResult, Verdict
 from optiml_mcp.arguments import (
     CompileVerify,
     GenerateKernel,
@@ -182,13 +182,9 @@ async def compile_verify(app: App, args: CompileVerify, ctx: Ctx) -> dict[str, A
 
 
 async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
-    """Profile of an accepted kernel, compared with a baseline where one is given."""
+    """Profile of an accepted kernel, compared with a baseline where one is given; or of a report, or of a command."""
     if args.report is not None or args.command is not None:
-        raise SetupError(
-            "reading Nsight Compute reports and profiling commands need a GPU profiler, which this server does not "
-            "have: give kernel and problem, the embedded device profiles those",
-            code="no_profiler",
-        )
+        return await _answer(app, "profile_ncu", args, _profiled_elsewhere(app, args), ctx)
     for name in ("kernel_regex", "launch_skip", "launch_count"):
         if getattr(args, name) is not None:
             raise InvalidInput(f"profile_ncu: {name} goes with report or command only: leave it out")
@@ -206,6 +202,20 @@ async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
     return await _known(app, args, lambda bench: bench.known_profile(kernel, problem, **options)) or await _answer(
         app, "profile_ncu", args, lambda: app.bench().profile(kernel, problem, **options), ctx
     )
+
+
+def _profiled_elsewhere(app: App, args: ProfileNcu) -> Callable[[], NsightReport]:
+    """The work of a call that names a report or a command."""
+    for name in ("kernel", "problem", "baseline", "axes", *(("report",) if args.command is not None else ())):
+        if getattr(args, name) is not None:
+            raise InvalidInput(f"profile_ncu: {name} does not go with {'command' if args.command else 'report'}")
+    options: dict[str, Any] = {name: getattr(args, name) for name in ("kernel_regex", "launch_skip", "launch_count")}
+    options["metrics"] = None if args.metrics is None else tuple(args.metrics)
+    command, report = args.command, args.report
+    if command is not None:
+        return lambda: app.bench().profile_command(command, **options)
+    assert report is not None
+    return lambda: app.bench().profile_report(report, **options)
 
 
 async def judge_patch(app: App, args: JudgePatch, ctx: Ctx) -> dict[str, Any]:
