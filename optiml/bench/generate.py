@@ -17,7 +17,7 @@ from optiml.bench.estimators import at_k, interval, paired
 from optiml.bench.prompts import Prompt
 from optiml.errors import InvalidInput, ModelFailed
 from optiml.generate.reply import kernel_in
-from optiml.generate.writer import SPREAD, kernel_question
+from optiml.generate.writer import SPREAD, kernel_task
 from optiml.llm.model import Ensemble, Model
 from optiml.records import Generated, Kernel, Verdict
 from optiml.workbench import Workbench
@@ -226,7 +226,7 @@ class _Runner:
         self, arm: str, prompt: Prompt, model: Model, *, samples: int | None = None, shift: int = 0
     ) -> PromptResult:
         texts = model.complete(
-            kernel_question(prompt.problem, prompt.text),
+            kernel_task(prompt.problem, prompt.text),
             samples=samples or self.samples,
             temperature=SPREAD,
             seed=self.seed + 1000 * shift,

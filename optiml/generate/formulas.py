@@ -97,6 +97,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     ("one sum per index", r"\b[a-z]\w*(?:\[[ijk]\]|_[ijk])\s(?:is|equals|holds|contains)\b"),
     ("one sum per index", rf"[A-Za-z]\w*(?:\[\w\]|_[ijk]\b)={_S}\b"),
+    ("dot", rf"\b[a-z]\w*\+=([a-z]\w*){_I}\*(?!\1\b)[a-z]\w*{_I}{_END}"),
+    ("sum", rf"\b(?:sum|total|acc|s|result|out)\+=[a-z]\w*{_I}?{_END}"),
     ("dot", rf"{_LEFT}?{_S}\s?\(?([a-z]\w{{0,5}}){_I}*\s?\*\s?(?!\1\b)([a-z]\w{{0,5}}){_I}*\)?{_END}"),
     ("dot", rf"{_LEFT}?\b([a-z]){_T}\s?(?!\1)[a-z]\b{_END}"),
     ("sum", rf"{_START}{_LEFT}?(?:np\.|torch\.)?sum\([a-z]\w{{0,5}}{_I}?\){_END}"),

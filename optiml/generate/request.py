@@ -72,11 +72,19 @@ _REWRITES = tuple(
         (r"(\w\[\w\]) plus (?=\w+\[\w\])", r"\1 + "),
         (r"(\w\[\w\]) (?:should be|must be|shall be|is set to|becomes|gets|equals) (?=\w+\[\w\])", r"\1 = "),
         (r"\bLN\b(?!\s*\()", "layer norm"),
+        (r"\s/\s(?=[a-z]+: )", "; "),  # "operator: relu / size: 8192"
+        (r"\b[Nn]um_?(Elements|elements|Rows|rows|Cols|cols|Columns|columns)(?=\s*[=:])", r"\1"),
+        (r"(?i)\baccumulate (?:it |them |the results? )?into (?:one|a single) (?:number|value|scalar)\b", "sum"),
+        (r"\b([A-Z]) times ([A-Z])\b(?!\s*\^)", r"\1 @ \2"),
+        (r"(?i)\b(?:stored )?(?:in )?row[\s-]major(?: (?:order|layout|format|storage))?\b", " "),  # as everywhere here
+        (r"(?i)\bcubic (?=window|kernel|pool)", " "),
+        (r"(?i)\bso that nothing (?:can )?overflows?\b", " "),
         (r"(\d) square\b", r"\1 squareshaped"),
         (r"\bRGB images?\b", "3 channel images"),
         (r"(?i)\b(\d+) (\d+x\d+) (?:filters|kernels)\b", r"\1 output channels, \2 kernel"),
         (r"(?i)\b(?:already )?(?:projected and )?split into heads\b", " "),
         (r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim"),
+        (r"(?i)\bapproximate\s*=\s*['\"]?none['\"]?", "exact"),
         (r"(?i)\b(\w+)\s*=\s*['\"]?(?:false|none)\b['\"]?", r"no \1"),
         (r"(?i)\b(\w+)\s*=\s*true\b", r"with \1"),
         (r"(?i)\b(?:alpha\s*=\s*1(?:\.0*)?|beta\s*=\s*0(?:\.0*)?)(?![\d.])", " "),  # a plain product
@@ -144,11 +152,16 @@ _RANGE = re.compile(
     r"(?:\bin\s+)?\[\s*0\s*,\s*(?P<below>\d+)\s*\)|(?:\bin\s+)?\[\s*0\s*,\s*(?P<closed>\d+)\s*\]"
     r"|(?:\bfrom\s+|\bbetween\s+)?\b0\s*(?:-|\.\.\.?|to|and|through)\s*(?P<last>\d+)(?:\s+inclusive)?\b"
 )
+_COUNTING = re.compile(r"(?i)\bhistogram\b|\bbincount\b")
+_BELOW = re.compile(r"(?i)(?:\bwith )?\bvalues? (?:below|under|less than|smaller than) (?P<below>[1-9]\d*)\b")
 OTHER_RANGE = re.compile(r"\b(?:from|between)\s+-?[\d.]+\s+(?:to|and)\s+-?[\d.]+|\[\s*-[\d.]+\s*,")
 
 
 def value_range(text: str) -> tuple[str, int | None]:
     """The text without the first range of values from 0 on ("0-255", "[0, 256)"), and how many integers it holds."""
+    below = _BELOW.search(text)
+    if below is not None and _COUNTING.search(text):
+        return f"{text[: below.start()]} {text[below.end() :]}", int(below["below"])
     match = _RANGE.search(text)
     if match is None:
         return text, None
