@@ -13,6 +13,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from typing import Any, Self
 from optiml.codec import decode, encode, kernel_id, normalised_source, restore
 from optiml.device.cuda import CudaDevice, Gpu, find_gpus, has_gpu_nodes
 from optiml.device.cuda_job import JobItem
+from optiml.device.device import TimedDevice
 from optiml.device.emulated import EmulatedDevice, emulated_info
 from optiml.device.imported import Imported, import_program
 from optiml.device.lease import Priority
@@ -31,9 +33,14 @@ from optiml.evaluate import CachedCompiler, Evaluator
 from optiml.generate.generate import Writing, generate
 from optiml.kernel_file import merge_block, read_kernel_text
 from optiml.llm.model import Model
+from optiml.measure.baselines import TorchBaselines
+from optiml.measure.ceilings import VERSION as CEILINGS_VERSION
+from optiml.measure.ceilings import Ceilings, Facts, measure_ceilings, with_ceilings
 from optiml.measure.counted import CountedProfiler
-from optiml.measure.measured import MeasuredProfiler
-from optiml.measure.nsight import metric_names, open_ncu, profile_command
+from optiml.measure.hardware import Hardware, hardware
+from optiml.measure.measured import MeasuredProfiler, stand_in
+from optiml.measure.nsight import Ncu, metric_names, open_ncu, profile_command
+from optiml.measure.nsight_reader import NsightReader
 from optiml.measure.nsight_report import read_report
 from optiml.problems.kernel_check import check_kernel
 from optiml.problems.problem import (
@@ -67,7 +74,7 @@ from optiml.search.judge_model import judge_by_model
 from optiml.search.propose import problem_dtype, suggest
 from optiml.searches import RULES, Answer, Request, RunSummary, Searches, SearchProgress, model_named
 from optiml.settings import Settings
-from optiml.store import Store, open_store
+from optiml.store import Store, cache_key, open_store
 from optiml.toolchain.compilers import Compilers
 from optiml.toolchain.nvcc import NvccCompiler
 from optiml.toolchain.nvrtc import Compiler
@@ -116,6 +123,7 @@ class Workbench:
         self._evaluators: dict[tuple[str, Priority], Evaluator] = {}
         self._gpus: tuple[Gpu, ...] | SetupError | None = None  # None: nobody has looked yet
         self._turn = 0  # of the GPUs, for searches that name none
+        self._tables: dict[str, Hardware] = {}  # GPU -> its rates
         self._remembered: set[str] = set()  # kernels that this process wrote to the store
         self._searches: Searches | None = None
         self._models: dict[str, Model] | None = None
@@ -207,13 +215,14 @@ class Workbench:
 
     def _gpu_evaluator(self, name: str, priority: Priority) -> Evaluator:
         gpu = self.gpus()[int(name.removeprefix("cuda:"))]
-        profiler = MeasuredProfiler()
-        self._closing.callback(profiler.close)
 
         def opened() -> CudaDevice:
             if priority == "search":
                 return CudaDevice(gpu, priority=priority, patience_s=SEARCH_PATIENCE_S)
             return CudaDevice(gpu)
+
+        profiler = MeasuredProfiler() if priority == "search" else self._thorough_profiler(gpu, opened)
+        self._closing.callback(profiler.close)
 
         program = find_tool("compute-sanitizer")
 
@@ -232,6 +241,44 @@ class Workbench:
             kernel_timeout_s=self.settings.kernel_timeout_s,
             sanitizer=None if program is None else sanitized,
         )
+
+    def _thorough_profiler(self, gpu: Gpu, opened: Callable[[], CudaDevice]) -> MeasuredProfiler:
+        """For a person who waits for one profile: hardware counters, measured ceilings, baselines, energy."""
+
+        def held() -> AbstractContextManager[None]:
+            return opened().used(alone=True)
+
+        try:
+            ncu: Ncu | SetupError = open_ncu()
+        except SetupError as error:
+            ncu = error
+        baselines = TorchBaselines(gpu=gpu.index, hold=held, trust=self.settings.trust_reference)
+        self._closing.callback(baselines.close)
+        return MeasuredProfiler(
+            counters=NsightReader(ncu, gpu=gpu.index, hold=held),
+            table=lambda device: self._measured_table(gpu, device),
+            baselines=baselines,
+            energy=True,
+        )
+
+    def _measured_table(self, gpu: Gpu, device: TimedDevice) -> Hardware:
+        """The table of a GPU with its measured ceilings, from the store where they are known."""
+        if gpu.pci_bus_id not in self._tables:
+            facts = Facts(sms=gpu.sms, l2_bytes=gpu.l2_bytes, clock_hz=1e3 * gpu.clock_khz, arch=gpu.arch)
+            driver = device.driver_version() or gpu.driver_cuda
+            key = cache_key(
+                "ceilings", device=gpu.name, facts=encode(facts), driver=driver, compiler=self._compiler_of().version,
+                version=CEILINGS_VERSION,
+            )  # fmt: skip
+            found = self.store.get(key)
+            if found is None:
+                ceilings = measure_ceilings(device, facts, self._compiler_of().compile, driver=driver)
+                self.store.put(key, encode(ceilings))
+            else:
+                ceilings = restore(Ceilings, found)
+            table = hardware(stand_in(device.info.model, device.info.arch))
+            self._tables[gpu.pci_bus_id] = with_ceilings(table, ceilings, facts)
+        return self._tables[gpu.pci_bus_id]
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that CUDA shows to this process; looked up once.

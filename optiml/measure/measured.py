@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -19,8 +19,10 @@ from optiml.device.device import Device, TimedDevice
 from optiml.device.emulated import MODELS, EmulatedDevice
 from optiml.device.plan import BadLaunch
 from optiml.errors import InvalidInput, OptimlError, PtxSyntaxError, SetupError, Unsupported, WorkerDied
+from optiml.measure.baselines import Baselines
 from optiml.measure.compare import metric_changes
 from optiml.measure.counted import INPUT_SEED, CountedProfiler
+from optiml.measure.energy import energy_per_run_mj
 from optiml.measure.hardware import Hardware, hardware
 from optiml.measure.roofline import floor
 from optiml.measure.timing import (
@@ -96,6 +98,12 @@ class CounterReader(Protocol):
         """
 
 
+class BaselineTimer(Protocol):
+    """Times what others offer for a problem."""
+
+    def measure(self, problem: Problem, inputs: BenchInputs) -> Baselines: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rival:
     """What a kernel is timed against, in the same rounds."""
@@ -111,10 +119,25 @@ class MeasuredProfiler:
     Args:
         counters: reads hardware counters, None to leave them out.
         counted: whether the embedded device adds its metrics.
+        table: rates of the GPU for the speed of light; the data sheet of its kind unless given.
+        baselines: times torch and vendor libraries beside the kernel.
+        energy: whether profiles of one kernel measure its energy, which takes most of a second.
     """
 
-    def __init__(self, *, counters: CounterReader | None = None, counted: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        counters: CounterReader | None = None,
+        counted: bool = True,
+        table: Callable[[TimedDevice], Hardware] | None = None,
+        baselines: BaselineTimer | None = None,
+        energy: bool = False,
+    ) -> None:
         self._counters = counters
+        self._table = table
+        self._baselines = baselines
+        self._energy = energy
+        self._known_baselines: dict[str, Baselines] = {}
         self._counted = CountedProfiler() if counted else None
         self._emulators: dict[str, EmulatedDevice] = {}
         self._known: OrderedDict[tuple[str, str, tuple[str, ...] | None], Profile | str] = OrderedDict()
@@ -198,12 +221,32 @@ class MeasuredProfiler:
         counted = self._count(kernel, build, problem, device, bench, metrics, timeout_s)
         read, why_not = self._read(kernel, contenders[0], inputs, device, metrics, timeout_s)
         ratio = None if rival is None else ratio_of(timing, 0, 1)
-        made = _assembled(kernel, build, problem, device, bench, timing, counted, read, why_not, metrics)
+        table = _data_sheet(device) if self._table is None else self._table(device)
+        made = _assembled(kernel, build, problem, device, bench, timing, counted, read, why_not, metrics, table)
         if rival is None or ratio is None:
-            return made
+            return self._with_extras(made, problem, contenders[0], inputs, device)
         if rival.time_us is not None:
             made = _on_scale(made, rival.time_us / ratio.ratio)
         return dataclasses.replace(made, comparison=_comparison(ratio, kernel_id(rival.kernel)))
+
+    def _with_extras(
+        self, made: Profile, problem: Problem, subject: Contender, inputs: BenchInputs, device: TimedDevice
+    ) -> Profile:
+        """A profile with the energy of a run and with what others offer for the problem."""
+        energy = energy_per_run_mj(device, subject, inputs) if self._energy else None
+        if self._baselines is None:
+            return dataclasses.replace(made, energy_mj=energy)
+        key = problem_digest(dataclasses.replace(problem, bench=inputs.bench))
+        if key not in self._known_baselines:
+            self._known_baselines[key] = self._baselines.measure(problem, inputs)
+        found = self._known_baselines[key]
+        return dataclasses.replace(
+            made,
+            energy_mj=energy,
+            baselines=found.medians_us,
+            conditions={**made.conditions, **found.conditions},
+            warnings=(*made.warnings, *(f"no baseline {name}: {why}" for name, why in found.missing.items())),
+        )
 
     def _count(
         self,
@@ -269,6 +312,10 @@ def stand_in(model: str, arch: str) -> str:
     return "h200" if int(arch.removeprefix("sm_").rstrip("a") or 0) >= 90 else "a100"
 
 
+def _data_sheet(device: TimedDevice) -> Hardware:
+    return hardware(stand_in(device.info.model, device.info.arch))
+
+
 # --- putting it together ---------------------------------------------------------------------------------------------
 def _assembled(
     kernel: Kernel,
@@ -281,9 +328,9 @@ def _assembled(
     read: Counters | None,
     why_not: str | None,
     metrics: Sequence[str] | None,
+    table: Hardware,
 ) -> Profile:
     identity = kernel_id(kernel)
-    table = hardware(stand_in(device.info.model, device.info.arch))
     spent = time_of(timing, 0)
     values, sources = _merged(counted, read, metrics)
     light = _speed_of_light(problem, bench, table, spent.median_us)
