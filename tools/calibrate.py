@@ -37,7 +37,7 @@ from optiml.errors import OptimlError
 from optiml.generate.catalogue import applicable, strategies, strategy_kernel
 from optiml.measure.counted import INPUT_SEED, counted_launches
 from optiml.measure.hardware import Hardware, hardware
-from optiml.measure.model import LaunchShape, model_launch
+from optiml.measure.model import TERMS, LaunchShape, model_launch
 from optiml.measure.timing import Budget, bench_inputs, contender, time_of, time_together
 from optiml.problems.problem import builtin_names, kernel_from_text, load_builtin, main_dtype
 from optiml.ptx import Module, parse
@@ -48,8 +48,6 @@ from optiml.toolchain.signatures import with_launches
 
 MOST_VARIANTS = 10  # of a problem
 FOLDS = 5
-PASSES = 3
-STEPS = (0.6, 0.8, 0.9, 1.12, 1.25, 1.6)
 GAIN = 1.05  # a winner has to be so much faster than the seed
 COUNT_TIMEOUT_S = 40.0
 BUDGET = Budget(seconds=0.12, most_rounds=24)
@@ -188,15 +186,6 @@ def predicted_us(sample: Sample, table: Hardware) -> float:
     )
 
 
-def loss(data: Sequence[Sample], table: Hardware) -> float:
-    """Mean over problems of the mean |log(predicted / measured)|."""
-    by_problem: dict[str, list[float]] = {}
-    for sample in data:
-        error = abs(math.log(predicted_us(sample, table) / sample.measured_us))
-        by_problem.setdefault(sample.problem, []).append(error)
-    return statistics.fmean(statistics.fmean(errors) for errors in by_problem.values())
-
-
 def value_of(table: Hardware, name: str) -> float:
     holder: Any = table.latency if name.startswith("latency.") else table
     return float(getattr(holder, name.removeprefix("latency.")))
@@ -210,21 +199,120 @@ def with_value(table: Hardware, name: str, value: float) -> Hardware:
     return dataclasses.replace(table, **{name: value})
 
 
-def fit(data: Sequence[Sample], table: Hardware) -> Hardware:
-    """Coordinate descent over the constants, each in steps of a few per cent to tens of per cent."""
-    best = loss(data, table)
-    for turn in range(PASSES):
-        before = best
-        for name in FITTED:
-            start = value_of(table, name)
-            for step in STEPS if turn == 0 else (0.85, 0.95, 1.05, 1.18):
-                value = min(start * step, MOST.get(name, math.inf))
-                candidate = with_value(table, name, value)
-                found = loss(data, candidate)
-                if found < best - 1e-4:
-                    best, table = found, candidate
-        if before - best < 1e-3:
-            break
+@dataclass(frozen=True, kw_only=True)
+class Surrogate:
+    """The model near one table: every term of every launch as a power law in the constants.
+
+    Attributes:
+        terms: `[launches, terms]` at the table, in µs.
+        powers: `[launches, terms, constants]` d log(term) / d log(constant).
+        weights: `[launches]` of the bench entries.
+        owner: `[launches]` index of the sample.
+    """
+
+    samples: tuple[Sample, ...]
+    terms: Any
+    powers: Any
+    weights: Any
+    owner: Any
+    start: Any  # `[constants]` their values at the table
+
+    def without(self, problems: Sequence[str]) -> Surrogate:
+        """The part of it that belongs to the other problems."""
+        kept = [index for index, sample in enumerate(self.samples) if sample.problem not in problems]
+        rows = np.isin(self.owner, kept)
+        place = {old: new for new, old in enumerate(kept)}
+        return dataclasses.replace(
+            self,
+            samples=tuple(self.samples[index] for index in kept),
+            terms=self.terms[rows], powers=self.powers[rows], weights=self.weights[rows],
+            owner=np.array([place[index] for index in self.owner[rows]]),
+        )  # fmt: skip
+
+    def predicted(self, factors: Any) -> Any:
+        """`[samples]` times in µs with every constant multiplied by its factor."""
+        logs = np.log(factors)
+        terms = self.terms * np.exp(self.powers @ logs)
+        launch, working = terms[:, _LAUNCH], np.delete(terms, _LAUNCH, axis=1)
+        longest = working.max(axis=1)
+        loss_share = self.start[_OVERLAP] * factors[_OVERLAP]
+        total = launch + longest + loss_share * (working.sum(axis=1) - longest)
+        return np.bincount(self.owner, weights=self.weights * total, minlength=len(self.samples))
+
+
+_LAUNCH, _OVERLAP = TERMS.index("launch"), FITTED.index("overlap_loss")
+_NUDGE = 1.15
+_LEAST_FACTOR, _MOST_FACTOR = 0.4, 2.5
+_STAY = 0.004  # of the loss, for each constant that moves by a factor of e
+
+
+def _terms_of(sample: Sample, table: Hardware) -> list[list[float]]:
+    launches = [
+        model_launch(shape, counters, module=sample.module, hardware=table) for _, shape, counters in sample.launches
+    ]
+    return [[launch.terms_us[name] for name in TERMS] for launch in launches]
+
+
+def _powers_of(task: tuple[int, str]) -> tuple[list[list[float]], list[list[list[float]]]]:
+    """Terms of one sample, and how each of them follows each constant."""
+    index, model = task
+    sample, table = _DATA[index], hardware(model)
+    base = np.array(_terms_of(sample, table))
+    columns = []
+    for name in FITTED:
+        moved = np.array(_terms_of(sample, with_value(table, name, value_of(table, name) * _NUDGE)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            power = np.log(moved / base) / math.log(_NUDGE)
+        columns.append(np.where(base > 0, power, 0.0))
+    return base.tolist(), np.stack(columns, axis=2).tolist()
+
+
+def surrogate(data: Sequence[Sample], model: str) -> Surrogate:
+    """Evaluate the model around its table, once for each constant, over several processes."""
+    _DATA[:] = data
+    with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
+        parts = pool.map(_powers_of, [(index, model) for index in range(len(data))], chunksize=2)
+    table = hardware(model)
+    return Surrogate(
+        samples=tuple(data),
+        terms=np.array([row for base, _ in parts for row in base]),
+        powers=np.array([row for _, powers in parts for row in powers]),
+        weights=np.array([weight for sample in data for weight, _, _ in sample.launches]),
+        owner=np.array([index for index, sample in enumerate(data) for _ in sample.launches]),
+        start=np.array([value_of(table, name) for name in FITTED]),
+    )
+
+
+def fit(near: Surrogate, table: Hardware) -> Hardware:
+    """Coordinate descent on the surrogate over a factor for each constant.
+
+    The loss is the mean over problems of the mean |log(predicted / measured)|, and a pull to stay at the table.
+    """
+    measured = np.array([sample.measured_us for sample in near.samples])
+    names = [sample.problem for sample in near.samples]
+    share = np.array([1.0 / names.count(name) for name in names]) / len(set(names))
+    most = np.array([min(_MOST_FACTOR, MOST.get(name, math.inf) / near.start[index])
+                     for index, name in enumerate(FITTED)])  # fmt: skip
+
+    def cost(factors: Any) -> float:
+        errors = np.abs(np.log(near.predicted(factors) / measured))
+        return float((share * errors).sum() + _STAY * np.abs(np.log(factors)).sum())
+
+    factors = np.ones(len(FITTED))
+    best, step = cost(factors), 1.5
+    while step > 1.01:
+        improved = False
+        for index in range(len(FITTED)):
+            for factor in (factors[index] * step, factors[index] / step, 1.0):
+                trial = factors.copy()
+                trial[index] = min(max(factor, _LEAST_FACTOR), most[index])
+                found = cost(trial)
+                if found < best - 1e-6:
+                    best, factors, improved = found, trial, True
+        if not improved:
+            step = math.sqrt(step)
+    for index, name in enumerate(FITTED):
+        table = with_value(table, name, float(near.start[index] * factors[index]))
     return table
 
 
@@ -285,12 +373,7 @@ def folds(data: Sequence[Sample]) -> list[list[str]]:
     return [names[start::FOLDS] for start in range(min(FOLDS, len(names)))]
 
 
-_DATA: list[Sample] = []  # for the processes that fit; inherited by fork
-
-
-def _fit_without(task: tuple[tuple[str, ...], str]) -> Hardware:
-    left_out, model = task
-    return fit([sample for sample in _DATA if sample.problem not in left_out], hardware(model))
+_DATA: list[Sample] = []  # for the processes that evaluate the model; inherited by fork
 
 
 def calibrate(data: list[Sample], model: str, *, fitting: bool = True) -> dict[str, Any]:
@@ -300,11 +383,9 @@ def calibrate(data: list[Sample], model: str, *, fitting: bool = True) -> dict[s
     record: dict[str, Any] = {"kernels": len(data), "before": judged(data, dict.fromkeys(names, table))}
     if not fitting:
         return record
-    _DATA[:] = data
     dealt = folds(data)
-    tasks = [(tuple(fold), model) for fold in dealt] + [((), model)]
-    with multiprocessing.get_context("fork").Pool(min(len(tasks), WORKERS)) as pool:
-        fitted = pool.map(_fit_without, tasks, chunksize=1)
+    near = surrogate(data, model)
+    fitted = [fit(near.without(fold), table) for fold in [*dealt, []]]
     tables = {name: fitted[index] for index, fold in enumerate(dealt) for name in fold}
     record["held_out"] = judged(data, tables)
     record["all"] = {key: value for key, value in judged(data, dict.fromkeys(names, fitted[-1])).items()
@@ -314,19 +395,17 @@ def calibrate(data: list[Sample], model: str, *, fitting: bool = True) -> dict[s
     return record
 
 
-def gather(
-    times_file: Path | None, *, arch: str = "sm_90", model: str = "h200", seconds: float = 180.0
-) -> list[Sample]:
-    """Samples with times from a file, or measured on the first GPU and written there."""
+def timed_variants(
+    times_file: Path | None, *, arch: str, seconds: float
+) -> tuple[list[Variant], dict[str, float]]:  # fmt: skip
+    """Variants with times from a file, or measured on the first GPU and written there."""
     started = time.monotonic()
     compiler = Compiler()
     try:
         items = variants(compiler, arch)
     finally:
         compiler.close()
-    print(
-        f"{time.monotonic() - started:.0f} s: {len(items)} kernels of {len(builtin_names())} problems", file=sys.stderr
-    )
+    print(f"{time.monotonic() - started:.0f} s: {len(items)} kernels compiled", file=sys.stderr)
     if times_file is not None and times_file.exists():
         times = json.loads(times_file.read_text(encoding="utf-8"))["times_us"]
     else:
@@ -339,9 +418,15 @@ def gather(
             content = {"device": device.info.name, "driver": device.driver_version(), "times_us": times}
             times_file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"{time.monotonic() - started:.0f} s: {len(times)} times", file=sys.stderr)
-    data = samples(items, times, model)
-    print(f"{time.monotonic() - started:.0f} s: {len(data)} counted", file=sys.stderr)
-    return data
+    return items, times
+
+
+def gather(
+    times_file: Path | None, *, arch: str = "sm_90", model: str = "h200", seconds: float = 180.0
+) -> list[Sample]:  # fmt: skip
+    """What the model needs of every timed variant."""
+    items, times = timed_variants(times_file, arch=arch, seconds=seconds)
+    return samples(items, times, model)
 
 
 def main() -> None:
@@ -349,8 +434,13 @@ def main() -> None:
     parser.add_argument("--times", type=Path, help="measured times: read if the file exists, else written")
     parser.add_argument("--json", type=Path, help="write the record there")
     parser.add_argument("--no-fit", action="store_true", help="only judge the constants as they are")
+    parser.add_argument("--times-only", action="store_true", help="measure, write --times, and stop")
+    parser.add_argument("--seconds", type=float, default=180.0, help="for measuring")
     options = parser.parse_args()
-    record = calibrate(gather(options.times), "h200", fitting=not options.no_fit)
+    if options.times_only:
+        timed_variants(options.times, arch="sm_90", seconds=options.seconds)
+        return
+    record = calibrate(gather(options.times, seconds=options.seconds), "h200", fitting=not options.no_fit)
     if options.json is not None:
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for part in ("before", "held_out", "all"):

@@ -20,7 +20,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -485,12 +485,14 @@ def gather(only: str | None, arch: str) -> list[Subject]:
         compiler.close()
 
 
-def check(*, only: str | None = None, with_ncu: bool = True) -> dict[str, Any]:
-    """Everything, as one record of figures."""
+def check(
+    *, only: str | None = None, with_ncu: bool = True, leave_out: Collection[str] = ()
+) -> dict[str, Any]:  # fmt: skip
+    """Everything but the kernels of these names, as one record of figures."""
     started = time.monotonic()
     gpu = find_gpus()[0]
     model = stand_in(gpu.info.model, gpu.arch)
-    subjects = gather(only, gpu.arch)
+    subjects = [subject for subject in gather(only, gpu.arch) if subject.name not in leave_out]
     note(started, f"{len(subjects)} kernels compiled")
     emulated = emulate(subjects, model)
     note(started, "emulated")

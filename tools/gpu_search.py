@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 from gpu_stage import Item, Stage, bench, open_gpu, say
-from optiml.measure.baselines import TorchBaselines
 
 from optiml.codec import encode
 from optiml.device.cuda import CudaDevice
+from optiml.measure.baselines import TorchBaselines
 from optiml.measure.measured import MeasuredProfiler
 from optiml.problems.problem import builtin_names
 from optiml.workbench import seed_kernel
