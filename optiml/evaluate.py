@@ -389,7 +389,10 @@ class Evaluator:
         verdict = verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
         if self._sanitizer is None or verdict.status != "accepted" or not isinstance(build, Build):
             return verdict
-        return self._at_level_two(kernel, problem, build, verdict, seed * 4 + 3)
+        highest = self._at_level_two(kernel, problem, build, verdict, seed * 4 + 3)
+        if highest.status != "unverified":
+            return highest
+        return dataclasses.replace(verdict, warnings=(*verdict.warnings, str(highest.detail)))
 
     # --- level 2 on a GPU -----------------------------------------------------------------------------------
     def _at_level_two(

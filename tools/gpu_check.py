@@ -49,7 +49,7 @@ def probe(name: str, index: int) -> str | None:
         return str(error)
     text = (done.stdout + done.stderr).decode("utf-8", errors="replace")
     told = [line for line in text.splitlines() if "rror" in line and "ERROR SUMMARY: 0" not in line]
-    return (told or [f"exit code {done.exit_code}"])[0][:200] if done.exit_code else None
+    return (told or [f"exit code {done.exit_code}"])[0][:200] if done.exit_code or told else None
 
 
 def probe_ncu(index: int) -> str | None:

@@ -82,7 +82,7 @@ def torch_times(device: str, task: tuple[str, dict[str, int] | None]) -> Item:
 
 
 def run(stage: Stage) -> tuple[dict[str, Any], list[str]]:
-    names = builtin_names()
+    names = tuple(sorted(builtin_names(), key=lambda name: name not in (*BARS, NAIVE_GAIN[0])))  # bars first
     tasks = {name: (name, _axes(name)) for name in names}
     stage.spread(torch_times, {f"torch: {name}": tasks[name] for name in names})
     stage.spread(search, {f"search: {name}": tasks[name] for name in names})
