@@ -30,6 +30,7 @@ from optiml.records import Comparison, Generated, Kernel, Level, Reason, SearchR
 from optiml.show import (
     show_built_pairs,
     show_checks,
+    show_generate_bench,
     show_generated,
     show_judgement,
     show_problem,
@@ -38,6 +39,7 @@ from optiml.show import (
     show_report,
     show_result,
     show_runs,
+    show_search_bench,
     show_skeleton,
     show_trained,
     show_verdict,
@@ -129,10 +131,11 @@ def generate(
     device: DeviceOption = "auto",
     verify: Annotated[bool, typer.Option(help="Check each kernel.")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the first kernel to this file.")] = None,
+    trust_reference: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Generate verified kernels for an intent or a problem."""
-    with _errors_reported(as_json), open_bench() as bench:
+    with _errors_reported(as_json), open_bench(trust_reference=trust_reference) as bench:
         if text is None and problem is None:
             raise InvalidInput("nothing to generate: give TEXT or --problem")
         generated = bench.generate(
@@ -205,11 +208,13 @@ def profile(
     launch_skip: Annotated[int | None, typer.Option(min=0, help="With these: launches to skip.")] = None,
     launch_count: Annotated[int | None, typer.Option(min=1, help="With these: launches to take.")] = None,
     device: DeviceOption = "auto",
+    trust_reference: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Time, counters, bottleneck and hot lines of an accepted KERNEL, of a report, or of a program (-- COMMAND ...)."""
     command: list[str] | None = context.meta.get(_COMMAND)
-    with _errors_reported(as_json), open_bench(allow_commands=command is not None) as bench:
+    rights = {"trust_reference": trust_reference, "allow_commands": command is not None}
+    with _errors_reported(as_json), open_bench(**rights) as bench:
         names = None if metrics is None else tuple(metrics.split(","))
         if report is not None or command is not None:
             if kernel is not None or problem is not None or baseline is not None or (report and command):
@@ -242,10 +247,11 @@ def compare(
     axes: AxesOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = "auto",
+    trust_reference: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two kernels. Exit 0 faster or same, 1 slower or rejected, 2 inconclusive or error."""
-    with _errors_reported(as_json), open_bench() as bench:
+    with _errors_reported(as_json), open_bench(trust_reference=trust_reference) as bench:
         found = bench.compare(
             read_kernel(new),
             read_kernel(old),
@@ -264,10 +270,11 @@ def judge(
     problem: ProblemOption = None,
     judged_by: Annotated[str, typer.Option("--judge", help="rules, or a model: chat.")] = "rules",
     device: DeviceOption = "auto",
+    trust_reference: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Judge an edit before it is measured."""
-    with _errors_reported(as_json), open_bench() as bench:
+    with _errors_reported(as_json), open_bench(trust_reference=trust_reference) as bench:
         old = read_kernel(before)
         new = {"base": old, "diff": _read_text(after)} if after.endswith((".diff", ".patch")) else read_kernel(after)
         found = bench.judge(read_problem(_needed(problem)), old, new, judge=judged_by, device=device)
@@ -348,6 +355,95 @@ def report(
         typer.echo(text)
 
 
+bench_app = typer.Typer(help="Measure the generators and the search.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+EvaluationsOption = Annotated[int, typer.Option(min=1, help="Kernels to try in each search.")]
+ProposerOption = Annotated[str, typer.Option(help="builtin, or a model: chat, text_mixture, mixture.")]
+FileOption = Annotated[Path | None, typer.Option("-o", "--output", help="Also write the JSON to this file.")]
+
+
+@bench_app.command("generate")
+def bench_generate(
+    arms: Annotated[str | None, typer.Option(help="Only these, with commas; default: all.")] = None,
+    samples: Annotated[int, typer.Option(min=1, max=100, help="Texts of each model for each prompt.")] = 1,
+    prompts: Annotated[str | None, typer.Option(help="Only the prompts of these ids, with commas.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: DeviceOption = "auto",
+    output: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How often each generator writes a kernel that builds and is right: build@k and pass@k over the prompts."""
+    from optiml.bench.generate import ARMS, bench_generate
+    from optiml.bench.prompts import load_prompts
+
+    with _errors_reported(as_json), open_bench() as bench:
+        wanted = None if prompts is None else set(prompts.split(","))
+        chosen = tuple(item for item in load_prompts() if wanted is None or item.id in wanted)
+        found = bench_generate(
+            bench,
+            chosen,
+            arms=ARMS if arms is None else tuple(arms.split(",")),
+            samples=samples,
+            seed=seed,
+            device=device,
+            on_progress=_note,
+        )
+        _written_too(output, found)
+        _finish(found, show_generate_bench, as_json)
+
+
+@bench_app.command("search")
+def bench_search(
+    problems: Annotated[str | None, typer.Option(help="Only these, with commas; default: all built-in ones.")] = None,
+    evaluations: EvaluationsOption = 24,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    proposer: ProposerOption = "builtin",
+    device: DeviceOption = "auto",
+    output: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How much faster the search makes the naive kernel of each problem."""
+    from optiml.bench.search import bench_search
+
+    with _errors_reported(as_json), open_bench() as bench:
+        found = bench_search(
+            bench,
+            problems=None if problems is None else tuple(problems.split(",")),
+            evaluations=evaluations,
+            seed=seed,
+            proposer=proposer,
+            device=device,
+            on_progress=_note,
+        )
+        _written_too(output, found)
+        _finish(found, show_search_bench, as_json)
+
+
+@bench_app.command("suite")
+def bench_suite(
+    evaluations: EvaluationsOption = 24,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    proposer: ProposerOption = "builtin",
+    device: DeviceOption = "auto",
+    output: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """From an intent to a searched kernel, for kernels that papers report."""
+    from optiml.bench.search import bench_suite
+
+    with _errors_reported(as_json), open_bench() as bench:
+        found = bench_suite(
+            bench, evaluations=evaluations, seed=seed, proposer=proposer, device=device, on_progress=_note
+        )
+        _written_too(output, found)
+        _finish(found, show_search_bench, as_json)
+
+
+def _written_too(path: Path | None, answer: Any) -> None:
+    if path is not None:
+        _write(path, json.dumps(encode(answer), indent=1) + "\n")
+
+
 @app.command("train-mixture")
 def train_mixture(
     data: Annotated[Path, typer.Argument(metavar="PAIRS.jsonl", help="Pairs of intent and kernel, one per line.")],
@@ -418,6 +514,8 @@ def serve(
     ] = None,
     allow_commands: Annotated[bool, typer.Option(help="Let profile_ncu run commands.")] = False,
     trust_reference: TrustOption = False,
+    log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info (a line for each call), warning or error.")] = "warning",
     print_config: Annotated[
         str | None,
         typer.Option(metavar="CLIENT", help="Print the configuration for claude-code, codex, cursor, vscode."),
@@ -432,7 +530,14 @@ def serve(
             _note(f"for {place}:")
             typer.echo(text)
             return
-        serve_with(http=http, roots=root, allow_commands=allow_commands, trust_reference=trust_reference)
+        serve_with(
+            http=http,
+            roots=root,
+            allow_commands=allow_commands,
+            trust_reference=trust_reference,
+            log=log,
+            log_level=log_level,
+        )
 
 
 # --- reading what the user named -------------------------------------------------------------------------------------
