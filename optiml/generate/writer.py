@@ -93,7 +93,7 @@ def write_kernels(
         temperature: 0 for one sample and SPREAD for several, unless given.
     """
     session = _Session(model=model, problem=problem, checks=checks, max_tokens=max_tokens, seed=seed)
-    question = kernel_question(problem, intent)
+    question = kernel_task(problem, intent)
     if temperature is None:
         temperature = 0.0 if count == 1 else SPREAD
     try:
@@ -105,7 +105,7 @@ def write_kernels(
     return session.written()
 
 
-def kernel_question(problem: Problem, intent: str | None) -> tuple[Message, ...]:
+def kernel_task(problem: Problem, intent: str | None) -> tuple[Message, ...]:
     """The messages that ask for a kernel of a problem."""
     wish = "" if intent is None else quoted(intent, label="the request")
     template = quoted(kernel_template(problem), label="the file")
