@@ -40,18 +40,30 @@ from optiml.records import (
 )
 from optiml.toolchain.nvrtc import CompileFailure
 from optiml.verify.compare import (
+    CAP,
     DATA_SCALE,
     IMPRECISE_FACTOR,
     Comparison,
     compare,
     first_mismatch,
+    floor_for,
+    hardness,
     rms,
     tolerance_for,
 )
 from optiml.verify.contents import filled
 from optiml.verify.controls import passing_control
 from optiml.verify.explain import at_sizes, next_action, summary
-from optiml.verify.inputs import Case, cost, describe_domain, hidden_cases, visible_cases, with_other_distributions
+from optiml.verify.inputs import (
+    Case,
+    cost,
+    describe_domain,
+    fixed_scalars,
+    hidden_cases,
+    visible_cases,
+    with_other_distributions,
+)
+from optiml.verify.probes import Probe, probes, unmoved
 from optiml.verify.reference import References
 from optiml.verify.scrutiny import (
     ALONE,
@@ -68,10 +80,18 @@ from optiml.verify.scrutiny import (
 )
 
 Array = NDArray[Any]
+STRAINED = (
+    "this problem gives no `accumulation`, and its reference in the declared dtype errs by more than the tolerance "
+    "allows for one operation: if outputs sum many terms, say how many in `accumulation`, or right kernels may be "
+    "called imprecise"
+)
 REASON_ORDER: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 MAX_WORKSPACE_BYTES = 1 << 29  # at the sizes of a verification
 FEW_ELEMENTS = 64  # outputs smaller than this get their magnitude from several seeds
 MAGNITUDE_SEEDS = 8
+VANISHED = 2.0**-48  # an output that much smaller than the inputs is what is left of a difference of equals
+SLOW_REFERENCE_S = 1.5  # optional cases whose reference would take longer are left out
+OPTIONAL_TIMEOUT_S = 3.0
 
 
 class CompilerLike(Protocol):
@@ -123,6 +143,27 @@ class _Prepared:
     contents: tuple[Mapping[str, Array], ...]  # per run
     expected: tuple[Mapping[str, Array], ...]
     tolerances: tuple[Mapping[str, Tolerance | None], ...]
+    floors: tuple[Mapping[str, Tolerance | None], ...]  # what the policy grants, whatever the caller asked for
+    strained: bool = False  # sums are longer than the problem says, by the error of a trusted computation
+
+    def first(self) -> _Prepared:
+        """The first run alone."""
+        return dataclasses.replace(
+            self,
+            contents=self.contents[:1],
+            expected=self.expected[:1],
+            tolerances=self.tolerances[:1],
+            floors=self.floors[:1],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Allowed:
+    """Tolerances of the outputs of one run; None where values compare exactly."""
+
+    tolerances: Mapping[str, Tolerance | None]
+    floors: Mapping[str, Tolerance | None]
+    hardness: float  # the largest error of the reference in the declared dtype, in floors
 
 
 class Verifier:
@@ -137,6 +178,7 @@ class Verifier:
         self._timeout_s = kernel_timeout_s
         self._degenerate: dict[str, str | None] = {}
         self._oracles: dict[str, Build | CompileFailure] = {}
+        self._reference_rate: dict[str, float] = {}  # seconds per unit of cost, by problem
 
     def verify(
         self,
@@ -213,7 +255,7 @@ class Verifier:
             for group in (visible, hidden):
                 for case in group:
                     outcome = run(case)
-                    if outcome is None:
+                    if outcome is None and not case.optional:
                         tried = map(run, with_other_distributions(problem, case))
                         outcome = next((item for item in tried if item is not None), None)
                     if outcome is None:
@@ -263,6 +305,7 @@ class Verifier:
                 kernel, problem, "unverified", None, detail, started,
                 build=build, warnings=warnings, cases=cases, domain=domain, levels=("L0",),
             )  # fmt: skip
+        warnings += () if reduced or level == "L0" else _about_scalars(problem)
         sanitizer = None
         if level == "L2":
             checked = self._sanitize(kernel, problem, build, [outcome.case for outcome in outcomes], rng)
@@ -343,13 +386,20 @@ class Verifier:
         except BadLaunch as error:
             return _outcome(case, _Failure(reason=error.reason, detail=f"{at_sizes(axes)}: {error}"))
         scratch = sum(array.nbytes for array in plan.arrays.values() if array.role == "workspace")
+        if case.optional and scratch > MAX_WORKSPACE_BYTES:
+            return None
         if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
             raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
-        prepared = self._prepare(problem, plan, case, rng)
+        slow = self._reference_rate.get(problem.name, 0.0) * cost(problem, case.workload) > SLOW_REFERENCE_S
+        prepared = None if case.optional and slow else self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
         attempt = self._attempt(problem, plan, case, prepared, build, self._scrutiny(problem, case, level, reduced))
+        if case.optional and attempt.failure is not None and attempt.failure.reason == "timed_out":
+            return None
         tolerances = [item for item in prepared.tolerances[0].values() if item is not None]
+        if prepared.strained:
+            attempt = dataclasses.replace(attempt, warnings=(*attempt.warnings, STRAINED))
         return _outcome(case, attempt.failure, attempt=attempt, tolerance=next(iter(tolerances), None))
 
     def _scrutiny(self, problem: Problem, case: Case, level: Level, reduced: bool) -> Scrutiny | None:
@@ -362,16 +412,61 @@ class Verifier:
         self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build, scrutiny: Scrutiny | None
     ) -> _Attempt:
         """Run a case and judge it, with the checks and the second look that `scrutiny` asks for."""
-        attempt = self._run_and_judge(problem, plan, case, prepared, build, scrutiny)
-        if scrutiny is None:
-            return attempt
+        timeout_s = min(self._timeout_s, OPTIONAL_TIMEOUT_S) if case.optional else None
+        attempt = self._run_and_judge(problem, plan, case, prepared, build, scrutiny, timeout_s)
         fault = attempt.failure.fault if attempt.failure is not None else None
         if fault is not None and fault.kind == "uninitialised":
             attempt = self._without_initialisation(problem, plan, case, prepared, build, fault)
-        if attempt.failure is None:
+        if attempt.failure is None and scrutiny is not None:
             failure = self._perturbed(problem, plan, case, prepared, build)
             attempt = dataclasses.replace(attempt, failure=failure)
+        if attempt.failure is None and case.probed:
+            attempt = dataclasses.replace(attempt, failure=self._probed(problem, plan, case, prepared, build))
         return attempt
+
+    def _probed(self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build) -> _Failure | None:
+        """Why the outputs do not follow a change of one element of an input."""
+        base = prepared.contents[0]
+        inputs = {name: base[name] for name, array in plan.arrays.items() if array.role in ("input", "inout")}
+        tried: list[tuple[Probe, Mapping[str, Array]]] = []
+        for probe in probes(problem, case.workload, inputs, random.Random(case.seed)):
+            expected, same = self._expect(problem, case.workload, probe.inputs)
+            if _all_finite(problem, expected, same):
+                tried.append((probe, expected))
+        contents = (base, *({**base, **probe.inputs} for probe, _ in tried))
+        try:
+            runs = self._device.run(build, plan, contents, timeout_s=self._timeout_s).runs
+        except KernelFault as error:
+            return _of_fault(error, at_sizes(case.workload.axes))
+        for (probe, expected), arrays in zip(tried, runs[1:], strict=True):
+            failure = self._follows(problem, case, prepared, probe, expected, runs[0], arrays)
+            if failure is not None:
+                return failure
+        return None
+
+    def _follows(
+        self, problem: Problem, case: Case, prepared: _Prepared, probe: Probe, expected: Mapping[str, Array],
+        before: Mapping[str, Array], after: Mapping[str, Array],
+    ) -> _Failure | None:  # fmt: skip
+        for name, tensor in problem.outputs.items():
+            floor = prepared.floors[0][name]
+            found = compare(after[name], expected[name], tensor.dtype, prepared.tolerances[0][name])
+            wrong = found.wrong
+            if floor is not None and not wrong.any():
+                wrong = unmoved(
+                    to_float64(before[name], tensor.dtype), to_float64(after[name], tensor.dtype),
+                    prepared.expected[0][name], expected[name], floor,
+                )  # fmt: skip
+            if not wrong.any():
+                continue
+            mismatch = first_mismatch(
+                name, after[name], expected[name], tensor.dtype, wrong, prepared.contents[0][name], case.workload.axes
+            )
+            reason: Reason = "imprecise" if 0 < found.worst <= IMPRECISE_FACTOR else "wrong_values"
+            place = f"{probe.name}[{', '.join(map(str, probe.index))}]"
+            change = f"with only {place} changed from {probe.before:.6g} to {probe.after:.6g}, "
+            return _Failure(reason=reason, detail=change + _mismatch_text(mismatch, reason), mismatch=mismatch)
+        return None
 
     def _run_and_judge(
         self,
@@ -426,9 +521,7 @@ class Verifier:
         self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build
     ) -> _Failure | None:
         """Why the results change with what no kernel may rely on: order of blocks, addresses, unwritten memory."""
-        first = _Prepared(
-            contents=prepared.contents[:1], expected=prepared.expected[:1], tolerances=prepared.tolerances[:1]
-        )
+        first = prepared.first()
         timeout_s = min(self._timeout_s, PERTURBED_TIMEOUT_S)
 
         def failure_under(scrutiny: Scrutiny) -> _Failure | None:
@@ -451,23 +544,35 @@ class Verifier:
     # --- preparing ---------------------------------------------------------------------------------------------------
     def _prepare(self, problem: Problem, plan: Plan, case: Case, rng: random.Random) -> _Prepared | None:
         """Fresh data for every run of a case, with a different poison in each."""
-        contents, expectations, tolerances = [], [], []
+        contents, expectations, allowances = [], [], []
         for run in range(case.runs):
             inputs = draw(problem, case.workload, seed=case.seed + run)
             expected, same_dtype = self._expect(problem, case.workload, inputs)
             if case.hidden and not _all_finite(problem, expected, same_dtype):
                 return None
+            allowed = self._allowed(problem, case, inputs, expected, same_dtype)
+            if case.optional and allowed.hardness > CAP:
+                return None
             contents.append(filled(plan, inputs, rng, quiet_nan=run == 0))
             expectations.append(expected)
-            tolerances.append(self._tolerances(problem, case, expected, same_dtype))
-        return _Prepared(contents=tuple(contents), expected=tuple(expectations), tolerances=tuple(tolerances))
+            allowances.append(allowed)
+        return _Prepared(
+            contents=tuple(contents),
+            expected=tuple(expectations),
+            tolerances=tuple(allowed.tolerances for allowed in allowances),
+            floors=tuple(allowed.floors for allowed in allowances),
+            strained=problem.accumulation is None and any(allowed.hardness > 1 for allowed in allowances),
+        )
 
     def _expect(
         self, problem: Problem, workload: Workload, inputs: Mapping[str, Array]
     ) -> tuple[Mapping[str, Array], Mapping[str, Array] | None]:
         if isinstance(problem.reference, KernelOracle):
             return self._run_oracle(problem.reference.kernel, problem, workload, inputs), None
+        started = time.monotonic()
         expected = self._references.expected(problem, workload, inputs)
+        rate = (time.monotonic() - started) / cost(problem, workload) if cost(problem, workload) >= 1e3 else 0.0
+        self._reference_rate[problem.name] = rate
         return expected.exact, expected.same_dtype
 
     def _run_oracle(
@@ -490,31 +595,42 @@ class Verifier:
             for name, tensor in problem.outputs.items()
         }
 
-    def _tolerances(
+    def _allowed(
         self,
         problem: Problem,
         case: Case,
+        inputs: Mapping[str, Array],
         expected: Mapping[str, Array],
         same_dtype: Mapping[str, Array] | None,
-    ) -> dict[str, Tolerance | None]:
+    ) -> _Allowed:
         names = names_of(problem, case.workload.axes, case.workload.scalars)
         length = 1 if problem.accumulation is None else evaluate(problem.accumulation, names)
         scale = max((DATA_SCALE.get(label, 1.0) for label in case.distribution().values()), default=1.0)
-        magnitudes = self._magnitudes(problem, case, expected)
-        return {
-            name: tolerance_for(
-                tensor.dtype,
-                accumulation=length,
-                magnitude=magnitudes[name],
-                exact=expected[name],
-                same_dtype=None if same_dtype is None else same_dtype[name],
-                caller=problem.tolerance,
-                data_scale=scale,
-            )
-            for name, tensor in problem.outputs.items()
-        }
+        magnitudes = self._magnitudes(problem, case, inputs, expected)
+        tolerances: dict[str, Tolerance | None] = {}
+        floors: dict[str, Tolerance | None] = {}
+        hardest = 0.0
+        for name, tensor in problem.outputs.items():
+            same = None if same_dtype is None else same_dtype[name]
+            for target, caller in ((tolerances, problem.tolerance), (floors, None)):
+                target[name] = tolerance_for(
+                    tensor.dtype,
+                    accumulation=length,
+                    magnitude=magnitudes[name],
+                    exact=expected[name],
+                    same_dtype=same,
+                    caller=caller,
+                    data_scale=scale,
+                )
+            if is_float(tensor.dtype):
+                floor = floor_for(tensor.dtype, accumulation=length, magnitude=magnitudes[name])
+                hardest = max(hardest, hardness(floor, expected[name], same))
+        return _Allowed(tolerances=tolerances, floors=floors, hardness=hardest)
 
-    def _magnitudes(self, problem: Problem, case: Case, expected: Mapping[str, Array]) -> dict[str, float]:
+    def _magnitudes(
+        self, problem: Problem, case: Case, inputs: Mapping[str, Array], expected: Mapping[str, Array]
+    ) -> dict[str, float]:
+        """Rms of each output; that of the inputs where an output is zero but for rounding: nothing else has a scale."""
         few = [name for name, array in expected.items() if array.size < FEW_ELEMENTS]
         squares = {name: [rms(array) ** 2] for name, array in expected.items()}
         floats = any(is_float(problem.outputs[name].dtype) for name in few)
@@ -524,7 +640,11 @@ class Verifier:
                 outputs, _ = self._expect(problem, case.workload, inputs)
                 for name in few:
                     squares[name].append(rms(outputs[name]) ** 2)
-        return {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}
+        given = [rms(to_float64(array, problem.inputs[name].dtype)) for name, array in inputs.items()
+                 if is_float(problem.inputs[name].dtype)]  # fmt: skip
+        scale = max(given, default=0.0)
+        found = {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}
+        return {name: scale if value <= VANISHED * scale else value for name, value in found.items()}
 
     def _why_degenerate(self, problem: Problem) -> str | None:
         """The control output that the caller's cases cannot tell from a right one, or None; remembered."""
@@ -534,7 +654,7 @@ class Verifier:
             for index, case in enumerate(visible_cases(problem, random.Random(0), reduced=False)):
                 inputs = draw(problem, case.workload, seed=index)
                 expected, same = self._expect(problem, case.workload, inputs)
-                cases.append((expected, self._tolerances(problem, case, expected, same)))
+                cases.append((expected, self._allowed(problem, case, inputs, expected, same).tolerances))
             self._degenerate[key] = passing_control(problem, cases)
         return self._degenerate[key]
 
@@ -681,6 +801,14 @@ def _outcome(
         ),
         failure=failure,
     )
+
+
+def _about_scalars(problem: Problem) -> tuple[str, ...]:
+    fixed = fixed_scalars(problem)
+    if not fixed:
+        return ()
+    shown = ", ".join(f"{name} is {value!r}" for name, value in fixed.items())
+    return (f"{shown} in every workload: a kernel with that value built in would pass; list several values",)
 
 
 def _engines(result: RunResult) -> frozenset[str]:
