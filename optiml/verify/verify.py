@@ -80,6 +80,7 @@ from optiml.verify.scrutiny import (
 )
 
 Array = NDArray[Any]
+STRAIN = 0.5  # error of the reference in the declared dtype, in floors, that one operation does not make
 STRAINED = (
     "this problem gives no `accumulation`, and its reference in the declared dtype errs by more than the tolerance "
     "allows for one operation: if outputs sum many terms, say how many in `accumulation`, or right kernels may be "
@@ -561,7 +562,7 @@ class Verifier:
             expected=tuple(expectations),
             tolerances=tuple(allowed.tolerances for allowed in allowances),
             floors=tuple(allowed.floors for allowed in allowances),
-            strained=problem.accumulation is None and any(allowed.hardness > 1 for allowed in allowances),
+            strained=problem.accumulation is None and any(allowed.hardness > STRAIN for allowed in allowances),
         )
 
     def _expect(
