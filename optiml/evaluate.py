@@ -16,10 +16,11 @@ from typing import Any, Literal, Protocol
 
 from optiml.codec import digest, encode, kernel_id, problem_digest, restore
 from optiml.device.device import Device
-from optiml.errors import NotAccepted
+from optiml.errors import InvalidInput, NotAccepted, Unsupported, WorkerDied
 from optiml.records import Build, Evaluation, Kernel, Level, Problem, Profile, Verdict, Workload
 from optiml.store import Store, cache_key
 from optiml.toolchain.nvrtc import CompileFailure
+from optiml.verify.physics import why_implausible
 from optiml.verify.reference import References
 from optiml.verify.verify import Verifier
 
@@ -140,10 +141,29 @@ class Evaluator:
         verdict = self._verifier.verify(
             kernel, problem, level=level, seed=seed, build=self.build(kernel, arch=arch), warnings=warnings
         )
+        if level != "L0" and verdict.status == "accepted" and arch in (None, self.device.info.arch):
+            verdict = self._plausible(kernel, problem, verdict)
         if _repeatable(verdict):
             key = self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch)
             self._store.put(key, encode(verdict))
         return verdict
+
+    def _plausible(self, kernel: Kernel, problem: Problem, verdict: Verdict, profile: Profile | None = None) -> Verdict:
+        """The verdict, or a rejection where the counts and the modelled time at the sizes of `bench` say otherwise."""
+        if self.device.info.kind != "emulator":
+            return verdict
+        bench = problem.bench or problem.workloads[-1:]
+        try:
+            found = profile or self.profile(kernel, problem, verdict=verdict)
+        except (Unsupported, InvalidInput, WorkerDied) as error:
+            if isinstance(error, WorkerDied) and error.cancelled:
+                raise
+            unknown = "whether it does its whole work at the sizes of `bench` was not looked at: it cannot be profiled"
+            return dataclasses.replace(verdict, warnings=(*verdict.warnings, unknown))
+        doubt = why_implausible(kernel, problem, bench, found)
+        if doubt is None:
+            return verdict
+        return self._verifier.settle_doubt(kernel, problem, self.build(kernel), verdict, doubt, bench)
 
     def why_unsound(self, problem: Problem) -> str | None:
         """See `Verifier.why_unsound`."""
@@ -229,6 +249,9 @@ class Evaluator:
                 return _renamed(known[fingerprint, depth], identity)
             verdict = self._judged(kernel, problem, build, seed=seed, depth=depth)
             profile = self.profile(kernel, problem, verdict=verdict) if verdict.status == "accepted" else None
+            if profile is not None:
+                verdict = self._plausible(kernel, problem, verdict, profile)
+                profile = profile if verdict.status == "accepted" else None
             evaluation = Evaluation(
                 kernel_id=identity,
                 verdict=verdict,

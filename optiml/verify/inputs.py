@@ -174,6 +174,12 @@ def _big_case(problem: Problem, cases: Sequence[Case], rng: random.Random) -> It
         return
 
 
+def bench_case(problem: Problem, workload: Workload, rng: random.Random) -> Case:
+    """One run at the very sizes of a bench entry, left out where it takes too long."""
+    named = _named(problem, workload)
+    return Case(workload=named, hidden=True, seed=rng.getrandbits(63), runs=1, optional=True)
+
+
 def _affordable(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> bool:
     names = names_of(problem, axes, scalars)
     flops = evaluate_float(problem.flops, names) if problem.flops is not None else 0.0

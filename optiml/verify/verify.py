@@ -56,6 +56,7 @@ from optiml.verify.controls import passing_control
 from optiml.verify.explain import at_sizes, next_action, summary
 from optiml.verify.inputs import (
     Case,
+    bench_case,
     cost,
     describe_domain,
     fixed_scalars,
@@ -93,6 +94,7 @@ MAGNITUDE_SEEDS = 8
 VANISHED = 2.0**-48  # an output that much smaller than the inputs is what is left of a difference of equals
 SLOW_REFERENCE_S = 1.5  # optional cases whose reference would take longer are left out
 OPTIONAL_TIMEOUT_S = 3.0
+DOUBT_COST = 1e8  # operations or elements of a run that settles a doubt
 
 
 class CompilerLike(Protocol):
@@ -231,6 +233,40 @@ class Verifier:
         """
         degenerate = self._why_degenerate(problem)
         return None if degenerate is None else f"{degenerate} passes every case: use sizes and data that tell it apart"
+
+    def settle_doubt(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        build: Build | CompileFailure,
+        verdict: Verdict,
+        doubt: str,
+        bench: Sequence[Workload],
+    ) -> Verdict:
+        """Run an accepted kernel whose profile is implausible at the sizes of `bench`, where that can be afforded.
+
+        What is wrong there rejects it; what cannot be run there is `too_fast`.
+        """
+        started = time.monotonic()
+        assert isinstance(build, Build)
+        failure = _Failure(reason="too_fast", detail=doubt)
+        for workload in bench:
+            if cost(problem, workload) > DOUBT_COST:
+                break
+            case = bench_case(problem, workload, random.Random(secrets.randbits(63)))
+            outcome = self._run_case(kernel, problem, build, case, random.Random(0), level="L0", reduced=True)
+            if outcome is None:  # not finite, or too slow
+                break
+            if outcome.failure is not None:
+                failure = outcome.failure
+                break
+        else:
+            return verdict
+        return self._verdict(
+            kernel, problem, "rejected", failure.reason, failure.detail, started,
+            build=build, warnings=verdict.warnings, cases=verdict.cases, domain=verdict.domain,
+            levels=verdict.levels, mismatch=failure.mismatch, fault=failure.fault,
+        )  # fmt: skip
 
     # --- the cases ---------------------------------------------------------------------------------------------------
     def _run_cases(

@@ -112,3 +112,27 @@ def test_an_output_that_stays_where_the_reference_moves_is_unmoved() -> None:
     expected, changed = np.array([1.0, 1.0]), np.array([1.01, 1.0])
     assert list(unmoved(np.array([1.0, 1.0]), np.array([1.0, 1.0]), expected, changed, floor)) == [True, False]
     assert not unmoved(np.array([1.0, 1.0]), np.array([1.01, 1.0]), expected, changed, floor).any()
+
+
+@pytest.mark.parametrize(
+    ("limit", "bench_n", "reason"), [(1 << 21, 1 << 22, "unwritten_output"), (1 << 28, 1 << 29, "too_fast")]
+)
+def test_a_kernel_that_gives_up_only_at_the_sizes_of_bench_is_found(
+    bench: Workbench, limit: int, bench_n: int, reason: str
+) -> None:
+    launch = {"kernel": "relu", "grid": ["ceil_div(n, 256)"], "block": [256], "args": ["x", "y", "n"]}
+    problem = {
+        "name": "rectify",
+        "axes": {"n": {"type": "var"}},
+        "inputs": {"x": {"dtype": "float32", "shape": ["n"]}},
+        "outputs": {"y": {"dtype": "float32", "shape": ["n"]}},
+        "reference": "def run(x):\n    return np.maximum(x, 0)",
+        "workloads": [{"axes": {"n": 256}}, {"axes": {"n": 1000}}],
+        "bench": [{"axes": {"n": bench_n}}],
+        "bytes": "8*n",
+    }
+    gives_up = {"source": RELU.replace("GUARD", f"if (n > {limit}) return;"), "launches": [launch]}
+    found = bench.verify(gives_up, problem, seed=3)
+    assert (found.status, found.reason) == ("rejected", reason), found.summary
+    honest = {"source": RELU.replace("GUARD", ""), "launches": [launch]}
+    assert bench.verify(honest, problem, seed=3).status == "accepted"
