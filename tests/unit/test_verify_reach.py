@@ -114,12 +114,8 @@ def test_an_output_that_stays_where_the_reference_moves_is_unmoved() -> None:
     assert not unmoved(np.array([1.0, 1.0]), np.array([1.01, 1.0]), expected, changed, floor).any()
 
 
-@pytest.mark.parametrize(
-    ("limit", "bench_n", "reason"), [(1 << 21, 1 << 22, "unwritten_output"), (1 << 28, 1 << 29, "too_fast")]
-)
-def test_a_kernel_that_gives_up_only_at_the_sizes_of_bench_is_found(
-    bench: Workbench, limit: int, bench_n: int, reason: str
-) -> None:
+@pytest.mark.parametrize(("flops", "reason"), [("n", "unwritten_output"), ("1000*n", "too_fast")])
+def test_a_kernel_that_gives_up_only_at_the_sizes_of_bench_is_found(bench: Workbench, flops: str, reason: str) -> None:
     launch = {"kernel": "relu", "grid": ["ceil_div(n, 256)"], "block": [256], "args": ["x", "y", "n"]}
     problem = {
         "name": "rectify",
@@ -128,11 +124,10 @@ def test_a_kernel_that_gives_up_only_at_the_sizes_of_bench_is_found(
         "outputs": {"y": {"dtype": "float32", "shape": ["n"]}},
         "reference": "def run(x):\n    return np.maximum(x, 0)",
         "workloads": [{"axes": {"n": 256}}, {"axes": {"n": 1000}}],
-        "bench": [{"axes": {"n": bench_n}}],
+        "bench": [{"axes": {"n": 1 << 21}}],
         "bytes": "8*n",
+        "flops": flops,  # so many that no run at that size is affordable
     }
-    gives_up = {"source": RELU.replace("GUARD", f"if (n > {limit}) return;"), "launches": [launch]}
+    gives_up = {"source": RELU.replace("GUARD", "if (n > 1100000) return;"), "launches": [launch]}
     found = bench.verify(gives_up, problem, seed=3)
     assert (found.status, found.reason) == ("rejected", reason), found.summary
-    honest = {"source": RELU.replace("GUARD", ""), "launches": [launch]}
-    assert bench.verify(honest, problem, seed=3).status == "accepted"
