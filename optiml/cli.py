@@ -21,11 +21,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
+from typer.core import TyperCommand
 
 from optiml.codec import MAX_SOURCE_BYTES, encode, kernel_id
 from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
 from optiml.kernel_file import write_kernel_text
-from optiml.records import Comparison, Generated, Level, Reason, SearchResult, Verdict
+from optiml.records import Comparison, Generated, Kernel, Level, Reason, SearchResult, Verdict
 from optiml.show import (
     show_checks,
     show_generated,
@@ -33,6 +34,7 @@ from optiml.show import (
     show_problem,
     show_problems,
     show_profile,
+    show_report,
     show_result,
     show_runs,
     show_skeleton,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:  # imported when a command needs it: `optiml --help` stays fas
 
 LOG = logging.getLogger(__name__)
 INTERRUPTED = 130
+_COMMAND = "optiml.command"  # where a context keeps what follows `--`
 _KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 
 app = typer.Typer(
@@ -78,12 +81,14 @@ def main() -> None:
     app(prog_name="optiml")
 
 
-def open_bench(*, trust_reference: bool = False) -> Workbench:
+def open_bench(*, trust_reference: bool = False, allow_commands: bool = False) -> Workbench:
     """The workbench of this command; paths on the command line are the user's own, so any may be read."""
     from optiml.settings import read_settings  # here, so that `optiml --help` stays fast
     from optiml.workbench import Workbench
 
-    settings = read_settings(trust_reference=trust_reference, roots=(Path.cwd(), Path("/")))
+    settings = read_settings(
+        trust_reference=trust_reference, allow_commands=allow_commands, roots=(Path.cwd(), Path("/"))
+    )
     for warning in settings.warnings:
         _note(f"warning: {warning}")
     return Workbench(settings)
@@ -172,7 +177,18 @@ def verify(
         _finish(verdict, show_verdict, as_json, status=_status_of_verdict(verdict))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+class _WithCommand(TyperCommand):
+    """A command that takes everything after `--` as somebody's program, also what looks like an option of ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            here = args.index("--")
+            ctx.meta[_COMMAND] = args[here + 1 :]
+            args = args[:here]
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_WithCommand)
 def profile(
     context: typer.Context,
     kernel: Annotated[str | None, typer.Argument(metavar="KERNEL", help="A file, a kernel_id, or -.")] = None,
@@ -182,26 +198,34 @@ def profile(
     axes: AxesOption = None,
     dtype: DtypeOption = None,
     metrics: Annotated[str | None, typer.Option(help="Nsight Compute names, with commas.")] = None,
+    kernel_regex: Annotated[str | None, typer.Option(help="With --report or a command: which kernels.")] = None,
+    launch_skip: Annotated[int | None, typer.Option(min=0, help="With these: launches to skip.")] = None,
+    launch_count: Annotated[int | None, typer.Option(min=1, help="With these: launches to take.")] = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Time, counters, bottleneck and hot lines of an accepted KERNEL."""
-    with _errors_reported(as_json), open_bench() as bench:
-        if report is not None or context.args:
-            raise SetupError(
-                "reading Nsight Compute reports and profiling commands need a GPU profiler, which is not available "
-                "here: give KERNEL and --problem, the embedded device profiles those",
-                code="no_profiler",
-            )
+    """Time, counters, bottleneck and hot lines of an accepted KERNEL, of a report, or of a program (-- COMMAND ...)."""
+    command: list[str] | None = context.meta.get(_COMMAND)
+    with _errors_reported(as_json), open_bench(allow_commands=command is not None) as bench:
+        names = None if metrics is None else tuple(metrics.split(","))
+        if report is not None or command is not None:
+            if kernel is not None or problem is not None or baseline is not None or (report and command):
+                raise InvalidInput("give KERNEL and --problem, or --report FILE, or -- COMMAND: only one of them")
+            elsewhere: dict[str, Any] = {
+                "metrics": names, "kernel_regex": kernel_regex, "launch_skip": launch_skip, "launch_count": launch_count
+            }  # fmt: skip
+            if command is not None:
+                _finish(bench.profile_command(command, **elsewhere), show_report, as_json)
+            _finish(bench.profile_report(str(Path(str(report)).absolute()), **elsewhere), show_report, as_json)
         if kernel is None:
-            raise InvalidInput("nothing to profile: give KERNEL and --problem")
+            raise InvalidInput("nothing to profile: give KERNEL and --problem, or --report FILE, or -- COMMAND")
         found = bench.profile(
             read_kernel(kernel),
             read_problem(_needed(problem)),
             baseline=None if baseline is None else read_kernel(baseline),
             axes=parse_axes(axes),
             dtype=dtype,
-            metrics=None if metrics is None else tuple(metrics.split(",")),
+            metrics=names,
             device=device,
         )
         _finish(found, show_profile, as_json)
@@ -430,9 +454,15 @@ def _parsed(parse: Callable[[str], Any], content: str, name: str) -> dict[str, A
 def _unverified(bench: Workbench, name: str) -> dict[str, Any]:
     """The verdict on a kernel of which nobody said what it should compute, with a first draft of that."""
     from optiml.problems.skeleton import problem_skeleton  # only here
-    from optiml.toolchain.signatures import kernel_signatures
+    from optiml.toolchain.signatures import host_parameters, kernel_signatures
 
     kernel = bench.kernel(read_kernel(name), None)
+    warnings = []
+    if kernel.language == "cuda" and host_parameters(kernel.source, "main") is not None:
+        try:
+            return _imported(bench, kernel, name)
+        except (SetupError, InvalidInput) as error:
+            warnings = [f"the program was not run to see its launches: {error}"]
     found = kernel_signatures(kernel.source) if kernel.language == "cuda" else ()
     held = f"{len(found)} kernel{'' if len(found) == 1 else 's'}"
     return {
@@ -443,8 +473,27 @@ def _unverified(bench: Workbench, name: str) -> dict[str, Any]:
         "levels": [],
         "summary": f"Unverified: {name} holds {held}, but no problem says what is right.",
         "next_action": "Complete a skeleton, save it as problem.json, and verify with --problem problem.json.",
-        "warnings": [],
+        "warnings": warnings,
         "problem_skeletons": [problem_skeleton(item.name, item.parameters) for item in found],
+    }
+
+
+def _imported(bench: Workbench, program: Kernel, name: str) -> dict[str, Any]:
+    """The verdict on a whole program: what it was seen to do, as a problem and a kernel to complete."""
+    found = bench.import_program(program)
+    return {
+        "kernel_id": kernel_id(program if found.kernel is None else found.kernel),
+        "status": "unverified",
+        "reason": None,
+        "detail": "a program says what it launches, but not what the results should be",
+        "levels": [],
+        "summary": f"Unverified: {name} is a whole program; its launches were recorded, but no problem says what is "
+        "right.",
+        "next_action": "Write the reference into the problem, save it as problem.json and the kernel as kernel.cu, "
+        "then: optiml verify kernel.cu --problem problem.json",
+        "warnings": list(found.notes),
+        "problem_skeletons": [found.problem],
+        "kernel": None if found.kernel is None else write_kernel_text(found.kernel),
     }
 
 

@@ -137,7 +137,7 @@ class WorkerTimeout(OptimlError):
 
 @dataclass(frozen=True, kw_only=True)
 class OtherParty:
-    """The other access of a race."""
+    """The other access of a race, or the thread that a waiting one waits for in vain."""
 
     block: tuple[int, int, int]
     thread: tuple[int, int, int]

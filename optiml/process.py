@@ -128,7 +128,12 @@ class Worker:
             return None if self._child is None else self._child.pid
 
     def call(
-        self, header: dict[str, Any], blobs: Iterable[Buffer] = (), *, timeout_s: float
+        self,
+        header: dict[str, Any],
+        blobs: Iterable[Buffer] = (),
+        *,
+        timeout_s: float,
+        on_question: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> tuple[dict[str, Any], list[memoryview]]:
         """Let the handler in the child answer one message.
 
@@ -136,6 +141,7 @@ class Worker:
             header: a JSON object.
             blobs: arrays or bytes, sent from where they are.
             timeout_s: from the moment the child is ready; sending and receiving count.
+            on_question: answers what the handler asks while it works (`ask`); without it a question is an error.
 
         Returns:
             The handler's header, and its blobs as writable memoryviews of bytes.
@@ -155,6 +161,9 @@ class Worker:
             with self._ends_child_on_failure(child, limit_s=timeout_s):
                 child.channel.send({"ticket": ticket, "header": header}, blobs, deadline=deadline)
                 reply, answer = child.channel.receive(deadline=deadline)
+                while on_question is not None and "question" in reply and reply.get("ticket") == ticket:
+                    child.channel.send({"ticket": ticket, "told": on_question(reply["question"])}, deadline=deadline)
+                    reply, answer = child.channel.receive(deadline=deadline)
                 if reply.pop("ticket", None) != ticket:
                     raise FrameError("an answer does not belong to this call")
                 error = decode_error(reply["error"]) if "error" in reply else None
@@ -739,6 +748,7 @@ class _Service:
 
     channel: Channel
     policy: Policy
+    ticket: str = ""  # of the call that is being answered
 
 
 _service: _Service | None = None
@@ -762,7 +772,8 @@ def child() -> None:
     if "argv" in orders:
         _become_program(channel, policy, orders)
     sys.path += [path for path in orders["paths"] if path not in sys.path]
-    channel.send({"layers": sandbox.apply(policy).to_json()})
+    layers = Layers(notes=("our own code, with our rights",)) if policy.trusted else sandbox.apply(policy)
+    channel.send({"layers": layers.to_json()})
     if orders["module"] is None:  # a probe
         os._exit(0)
     _service = _Service(channel=channel, policy=policy)
@@ -791,6 +802,7 @@ def serve(handler: Handler) -> None:
     Raises:
         SetupError: this process was not started by a `Worker`.
     """
+    global _service
     if _service is None:
         raise SetupError("this module is the inside of a worker and cannot be run by itself", code="no_sandbox")
     channel, policy = _service.channel, _service.policy
@@ -802,6 +814,7 @@ def serve(handler: Handler) -> None:
             os._exit(0)
         sandbox.limit_cpu_time(policy)
         ticket = {"ticket": message["ticket"]}
+        _service = replace(_service, ticket=message["ticket"])
         try:
             header, answer = handler(message["header"], blobs)
             channel.send({**ticket, "header": header}, answer)
@@ -809,6 +822,21 @@ def serve(handler: Handler) -> None:
         except OptimlError as error:
             channel.send({**ticket, "error": encode_error(error)})
         del message, blobs  # not kept while waiting
+
+
+def ask(question: dict[str, Any]) -> dict[str, Any]:
+    """From the thread of the handler, while it answers a call: ask the parent, and wait for what it says.
+
+    Raises:
+        EOFError: the parent is gone.
+        SetupError: this process was not started by a `Worker`.
+    """
+    if _service is None:
+        raise SetupError("only the inside of a worker can ask its parent", code="no_sandbox")
+    _service.channel.send({"ticket": _service.ticket, "question": question})
+    reply, _ = _service.channel.receive()
+    told: dict[str, Any] = reply["told"]
+    return told
 
 
 def _leave_guard_behind(parent: int, channel_fd: int, status_fd: int) -> None:
@@ -837,7 +865,8 @@ def _become_program(channel: Channel, policy: Policy, orders: dict[str, Any]) ->
     argv, environment = orders["argv"], orders["environment"]
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
-    layers = sandbox.apply(policy, before_exec=True)
+    trusted = Layers(notes=("a program of this machine, with our rights",))
+    layers = trusted if policy.trusted else sandbox.apply(policy, before_exec=True)
     channel.send({"layers": layers.to_json()})
     if orders["confined"] and not layers.strong:
         os._exit(127)

@@ -389,6 +389,55 @@ class Profile:
     schema: int = 1
 
 
+# --- What a report of Nsight Compute says (profile_ncu with `report` or `command`) ------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class ReportedLine:
+    """A source line with its share of the profiler's samples, and what its warps waited for, in per cent of them."""
+
+    file: str  # name without folders
+    line: int
+    source: str
+    share_pct: float
+    sectors_per_request: float | None
+    stalls: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleFinding:
+    """What a rule of Nsight Compute found. `speedup_pct` is its own estimate of what a cure could save."""
+
+    rule: str
+    title: str
+    message: str
+    speedup_pct: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedKernel:
+    """One profiled launch."""
+
+    name: str
+    grid: tuple[int, int, int] | None
+    block: tuple[int, int, int] | None
+    metrics: Mapping[str, float | None]
+    bottleneck: Bottleneck | None  # None where the report lacks the metrics that tell
+    hot_lines: tuple[ReportedLine, ...]
+    findings: tuple[RuleFinding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsightReport:
+    """The kernels of one report, the longest first; `total` counts all that the report holds and the filter lets by."""
+
+    summary: str
+    next_action: str
+    warnings: tuple[str, ...]
+    device: str
+    kernels: tuple[ReportedKernel, ...]
+    total: int
+    schema: int = 1
+
+
 # --- Judgement (contract §8) -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:

@@ -47,6 +47,7 @@ class Policy:
     open_files: int = 256
     task_limit: int = 512  # processes and threads together
     uid: int | None = None  # used when the parent is root; None picks one that nobody else has
+    trusted: bool = False  # our own code doing our own work in another process: nothing above is enforced
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -23,6 +23,7 @@ from optiml.records import (
     Generated,
     Judgement,
     Mismatch,
+    NsightReport,
     PathStep,
     Problem,
     Profile,
@@ -146,6 +147,8 @@ def show_skeleton(unverified: Mapping[str, Any]) -> None:
     _line(unverified["summary"])
     for skeleton in unverified["problem_skeletons"]:
         _source(json.dumps(skeleton, indent=2))
+    if unverified.get("kernel") is not None:
+        _source(unverified["kernel"])
     _closing(unverified["next_action"], unverified["warnings"])
 
 
@@ -290,6 +293,39 @@ def show_profile(profile: Profile) -> None:
     else:
         _line(f"{len(profile.metrics)} metrics of this kernel: --json lists them")
     _closing(profile.next_action, profile.warnings + (("answered from the cache",) if profile.cached else ()))
+
+
+def show_report(report: NsightReport) -> None:
+    """The kernels of an Nsight Compute report."""
+    _line(report.summary)
+    for kernel in report.kernels:
+        _line()
+        _line(kernel.name, "" if kernel.grid is None else f"grid {kernel.grid} block {kernel.block}")
+        if kernel.bottleneck is not None:
+            _fields(
+                [
+                    ("bottleneck", kernel.bottleneck.kind),
+                    *(("because", item) for item in kernel.bottleneck.evidence),
+                    *(("advice", item) for item in kernel.bottleneck.advice),
+                ]
+            )
+        if kernel.hot_lines:
+            _table(
+                ("line", "share", "waiting for", "source"),
+                [
+                    (
+                        f"{item.file}:{item.line}",
+                        f"{item.share_pct:.0f} %",
+                        ", ".join(f"{name} {share:.0f} %" for name, share in item.stalls.items()),
+                        item.source,
+                    )
+                    for item in kernel.hot_lines
+                ],
+            )
+        _fields((item.title or item.rule, item.message) for item in kernel.findings)
+        present = [(name, _metric(value)) for name, value in kernel.metrics.items() if value is not None]
+        _table(("metric", "value"), present)
+    _closing(report.next_action, report.warnings)
 
 
 def _metric(value: float | None) -> str:

@@ -35,6 +35,7 @@ _BUSY_TIMEOUT_S = 2.0  # for another process to finish its write
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHECKED = re.compile(rb'\["([0-9a-f]{64})",(.*)\]', re.DOTALL)
 _TEMPORARY = ".part-"
+_CACHE_PAGES = 2048  # of 4 KiB, per connection and so per thread: diskcache itself would let each grow to 32 MiB
 _ABANDONED_S = 3600.0  # a temporary file this old has no writer
 _ENTRY_SHARE = 0.5  # of the size limit; blobs get the rest
 _EVICT_TO = 0.8  # of the limit, so that not every write evicts
@@ -225,6 +226,7 @@ class Store:
             eviction_policy="least-recently-stored",
             statistics=0,
             tag_index=0,
+            sqlite_cache_size=_CACHE_PAGES,
             sqlite_mmap_size=0,  # another process that truncates a mapped file would end us with SIGBUS
         )
 

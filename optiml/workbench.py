@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 from optiml.codec import decode, encode, kernel_id, normalised_source, restore
 from optiml.device.emulated import EmulatedDevice, emulated_info
+from optiml.device.imported import Imported, import_program
 from optiml.diffs import apply_diff
 from optiml.doctor import Check, examine
 from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
@@ -28,6 +30,8 @@ from optiml.kernel_file import merge_block, read_kernel_text
 from optiml.llm.model import Model
 from optiml.measure.compare import compare
 from optiml.measure.counted import CountedProfiler
+from optiml.measure.nsight import metric_names, open_ncu, profile_command
+from optiml.measure.nsight_report import read_report
 from optiml.problems.kernel_check import check_kernel
 from optiml.problems.problem import (
     builtin_names,
@@ -46,6 +50,7 @@ from optiml.records import (
     Kernel,
     KernelOracle,
     Level,
+    NsightReport,
     Problem,
     Profile,
     SearchResult,
@@ -69,6 +74,8 @@ from optiml.verify.reference import References
 
 LOG = logging.getLogger(__name__)
 MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
+COMMAND_TIMEOUT_S = 1800.0  # of somebody's program under the profiler
+MOST_REMEMBERED = 4096  # kernels that need not be written to the store again
 KERNEL_ID = re.compile(r"[0-9a-f]{16}")
 KernelSpec = str | Mapping[str, Any] | Kernel
 ProblemSpec = str | Mapping[str, Any] | Problem
@@ -140,6 +147,14 @@ class Workbench:
                 self._compiler = CachedCompiler(Compilers(nvrtc, nvcc), self.store)
                 self._closing.callback(self._compiler.close)
             return self._compiler
+
+    def compiler_version(self) -> str:
+        """Version of the compiler, under which results are kept.
+
+        Raises:
+            SetupError: code `no_compiler`.
+        """
+        return self._compiler_of().version
 
     def _references_of(self) -> References:
         with self._lock:
@@ -266,6 +281,8 @@ class Workbench:
         identity = kernel_id(kernel)
         if identity not in self._remembered:
             self.store.put(_kernel_key(identity), encode(kernel))
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()  # writing some of them again costs little
             self._remembered.add(identity)
 
     def _kernel_of(self, spec: KernelSpec, problem: Problem | None) -> Kernel:
@@ -403,6 +420,58 @@ class Workbench:
         other = evaluator.known_profile(self.kernel(baseline, problem), problem, metrics=metrics)
         return None if other is None else dataclasses.replace(profile, comparison=compare(profile, other))
 
+    def profile_report(
+        self,
+        path: str,
+        *,
+        metrics: Sequence[str] | None = None,
+        kernel_regex: str | None = None,
+        launch_skip: int | None = None,
+        launch_count: int | None = None,
+    ) -> NsightReport:
+        """What an existing `.ncu-rep` file says; needs no GPU. See `read_report`."""
+        return read_report(
+            self.allowed_path(path),
+            metrics=metrics,
+            kernel_regex=kernel_regex,
+            launch_skip=launch_skip,
+            launch_count=launch_count,
+        )
+
+    def profile_command(
+        self,
+        command: Sequence[str],
+        *,
+        metrics: Sequence[str] | None = None,
+        kernel_regex: str | None = None,
+        launch_skip: int | None = None,
+        launch_count: int | None = None,
+    ) -> NsightReport:
+        """Profile the kernels of somebody's program, which runs with all rights of this process.
+
+        Raises:
+            InvalidInput: the settings do not allow commands.
+            SetupError: `no_profiler` or `profiler_forbidden`.
+        """
+        if not self.settings.allow_commands:
+            raise InvalidInput(
+                "commands are not allowed here: start the server with --allow-commands, or profile the program "
+                "yourself with `ncu --set full -o FILE COMMAND` and give report"
+            )
+        with tempfile.TemporaryDirectory(prefix="optiml-ncu-") as folder:
+            report = Path(folder) / "command.ncu-rep"
+            profile_command(
+                open_ncu(),
+                command,
+                metrics=metric_names(metrics),
+                report=report,
+                kernel_regex=kernel_regex,
+                launch_skip=launch_skip,
+                launch_count=launch_count,
+                timeout_s=COMMAND_TIMEOUT_S,
+            )
+            return read_report(report, metrics=metrics)
+
     def compare(
         self,
         new_spec: KernelSpec,
@@ -505,6 +574,30 @@ class Workbench:
         if not self.models:
             return Writing()
         return Writing(models=self.models, admit=admit, fingerprint=fingerprint, measure=measure if measured else None)
+
+    def import_program(self, kernel: Kernel, *, device: str = "auto") -> Imported:
+        """What a whole program, with `main` and launches of its own, was seen to do: a draft of problem and kernel.
+
+        Raises:
+            InvalidInput: it does not build, or launches nothing.
+            SetupError: no nvcc, host compiler or strong sandbox here.
+        """
+        evaluator = self.evaluator(device)
+        program = dataclasses.replace(kernel, launches=(), launcher="main")
+        build = evaluator.build(program)
+        if not isinstance(build, Build):
+            if build.reason is None:
+                raise SetupError(build.detail, code="no_compiler")
+            raise InvalidInput(f"the program does not build: {build.detail}")
+        imported = import_program(program, build, evaluator.device.info)
+        if imported.kernel is None:
+            return imported
+        self._remember(imported.kernel)
+        made = evaluator.build(imported.kernel)
+        if isinstance(made, Build):
+            return imported
+        note = f"the device code does not build by itself yet: {made.detail}"
+        return dataclasses.replace(imported, notes=(*imported.notes, note))
 
     # --- searches ----------------------------------------------------------------------------------------------------
     @property

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optiml.errors import InvalidInput, OptimlError, SetupError
+from optiml.errors import InvalidInput, OptimlError
 from optiml.settings import read_settings
 from optiml_mcp.serve import serve_stdio
 from optiml_mcp.server import build_server
@@ -58,25 +58,20 @@ def serve_with(*, http: str | None, roots: Sequence[Path] | None, allow_commands
         InvalidInput: a root is no folder, an address is not on this machine.
         SetupError: a way of serving that is not available.
     """
-    if allow_commands:
-        raise SetupError(
-            "profiling commands needs a GPU profiler, which is not available yet: leave out --allow-commands",
-            code="no_profiler",
-        )
     sys.setswitchinterval(SWITCH_S)
     folders = tuple(folder.resolve() for folder in roots or (Path.cwd(),))
     for folder in folders:
         if not folder.is_dir():
             raise InvalidInput(f"--root {folder} is no folder: name an existing one")
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    settings = read_settings(trust_reference=trust_reference, roots=folders)
+    settings = read_settings(trust_reference=trust_reference, allow_commands=allow_commands, roots=folders)
     for warning in settings.warnings:
         LOG.warning(warning)
 
     def make_bench() -> Workbench:
-        from optiml.workbench import Workbench  # here, so that the server starts in about a second
+        from optiml_mcp.hosted import HostedWorkbench  # here, so that the server starts in about a second
 
-        return Workbench(settings)
+        return HostedWorkbench(settings)
 
     server = build_server(make_bench)
     if http is None:

@@ -84,13 +84,13 @@ class ProfileNcu:
         list[str] | None, Field(description="Nsight Compute metric names to report; default: the useful ones.")
     ] = None
     device: Device = "auto"
-    report: Annotated[str | None, Field(description="Path of an .ncu-rep file; needs Nsight Compute.")] = None
+    report: Annotated[str | None, Field(description="Path of an .ncu-rep file, instead of kernel and problem.")] = None
     command: Annotated[
         list[str] | None, Field(description="Program and arguments to profile; only on a server that allows it.")
     ] = None
     kernel_regex: Annotated[str | None, Field(description="With report or command: which kernels.")] = None
-    launch_skip: Annotated[int | None, Field(description="With command: launches to skip, 0 or more.", ge=0)] = None
-    launch_count: Annotated[int | None, Field(description="With command: launches to profile, 1 or more.", ge=1)] = None
+    launch_skip: Annotated[int | None, Field(description="With report or command: launches to skip.", ge=0)] = None
+    launch_count: Annotated[int | None, Field(description="With report or command: launches to take.", ge=1)] = None
     max_wait_s: Wait = 25
     job_id: JobId = None
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from optiml.errors import Busy, OptimlError
-from optiml_mcp.background import Background
+from optiml.errors import Busy, OptimlError, WorkerDied
+from optiml_mcp.background import Background, Cancellation
 from optiml_mcp.jobs import PROGRESS_EVERY_S, Report
 
 if TYPE_CHECKING:  # the workbench is imported when the first tool needs it: start-up stays fast
@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # the workbench is imported when the first tool needs it: sta
 LOG = logging.getLogger(__name__)
 TURN_S = 5.0  # that a search may work while others wait for a thread
 ENDED_KEPT = 32  # searches that this server drove to their end
+MOST_THREADS = 4  # each may have a host with children of its own
+STOPPING_S = 0.5  # that a cancelled search gets to end its step, before its host is killed
+MOST_DEATHS = 1  # of hosts, after which a search is resumed by itself
 MOST_RUNS = 10  # searches that may run or queue in one server
 
 
@@ -35,6 +38,8 @@ class Run:
     begun: bool = False  # its turn has come
     yielded: bool = False  # its turn is over, and it goes on when the others had theirs
     ended: bool = False
+    deaths: int = 0  # hosts that were lost in the middle of it
+    cancellation: Cancellation = field(default_factory=Cancellation)
     progress: SearchProgress | None = None
     news: int = 0  # better kernels found, and the end: what a waiting caller wants to hear of
     told: int = 0  # how many of them an answer has told
@@ -50,8 +55,8 @@ class Run:
     def end(self) -> None:
         """The driver has returned, for whatever reason."""
         self.ended = True
-        error = None if self.future.cancelled() else self.future.exception()
-        if error is not None and not isinstance(error, OptimlError):
+        error = None if self.future.cancelled() or self.stop else self.future.exception()
+        if error is not None and not (isinstance(error, OptimlError) and not isinstance(error, WorkerDied)):
             LOG.error("search %s ended by a defect", self.run_id, exc_info=error)
         self.announce()
 
@@ -64,9 +69,9 @@ class Run:
     def error(self) -> str | None:
         """`code: sentence` of a search that could not go on."""
         error = self.future.exception() if self.ended and not self.future.cancelled() else None
-        if error is None:
+        if error is None or self.stop:
             return None
-        if isinstance(error, OptimlError):
+        if isinstance(error, OptimlError) and not isinstance(error, WorkerDied):
             return f"{error.code}: {error}"
         return "internal: the search met a defect of ours: see the server's log, and report it"
 
@@ -77,7 +82,7 @@ class Runs:
     def __init__(self, bench: Callable[[], Workbench]) -> None:
         self._bench = bench
         self._runs: dict[str, Run] = {}
-        self._threads = Background(threads=max(1, (os.cpu_count() or 2) // 2), name="search")
+        self._threads = Background(threads=min(MOST_THREADS, max(1, (os.cpu_count() or 2) // 2)), name="search")
 
     def check_room(self) -> None:
         """Raise Busy when no further search may start."""
@@ -128,23 +133,31 @@ class Runs:
 
             return self._bench().run_search(run.run_id, on_progress=on_progress, should_stop=should_stop)
 
-        run.future = self._threads.submit(work, on_done=lambda: self._turn_over(run))
+        run.future = self._threads.submit(work, on_done=lambda: self._turn_over(run), cancellation=run.cancellation)
 
     def _others_wait(self) -> bool:
         return any(not run.begun and not run.ended for run in tuple(self._runs.values()))
 
     def _turn_over(self, run: Run) -> None:
-        """Queue a search that gave way to another; any other one has ended."""
-        went_well = not run.future.cancelled() and run.future.exception() is None
+        """Queue a search that gave way to another or lost its host; any other one has ended."""
+        error = None if run.future.cancelled() else run.future.exception()
+        went_well = not run.future.cancelled() and error is None
         if run.yielded and not run.stop and went_well and run.future.result().status == "running":
+            self._submit(run)
+        elif isinstance(error, WorkerDied) and not run.stop and run.deaths < MOST_DEATHS:
+            run.deaths += 1
+            LOG.warning("search %s lost its host and goes on from its journal", run.run_id)
             self._submit(run)
         else:
             run.end()
 
     async def stop(self, run: Run, *, seconds: float) -> None:
-        """Ask a search to stop at its next step and wait for that; on disk it stays resumable."""
+        """Ask a search to stop at its next step, kill what carries it out if that takes long, and wait for the end."""
         run.stop = True
         run.future.cancel()  # one that has not begun never will
+        await self.wait_for_end(run, seconds=STOPPING_S)
+        if not run.ended:
+            run.cancellation.cancel()
         await self.wait_for_end(run, seconds=seconds)
 
     async def wait_for_end(self, run: Run, *, seconds: float) -> None:

@@ -28,8 +28,8 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
 from optiml.codec import digest, encode
-from optiml.errors import Busy, InvalidInput, OptimlError, SetupError
-from optiml.records import Generated, Judgement, Profile, SearchResult, Verdict
+from optiml.errors import Busy, InvalidInput, OptimlError
+from optiml.records import Generated, Judgement, NsightReport, Profile, SearchResult, Verdict
 from optiml_mcp.arguments import (
     CompileVerify,
     GenerateKernel,
@@ -41,6 +41,7 @@ from optiml_mcp.arguments import (
     schema_of,
     spec,
 )
+from optiml_mcp.background import Background
 from optiml_mcp.jobs import Job, Jobs
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
 from optiml_mcp.replies import brief_profile, brief_result, fit
@@ -51,6 +52,8 @@ if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
     from optiml.workbench import Answer, Request, Workbench
 
 FINISHING_S = 5.0
+QUESTIONS_AT_ONCE = 8  # to the workbench; each has a thread and a connection to the store
+QUESTION_LIMIT_S = 20.0
 REPLIES_KEPT = 256  # answers from the store
 FILE_KEYS = frozenset({"path", "npy"})  # of a kernel or an input that is read from a file: it may change
 VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
@@ -72,12 +75,26 @@ class App:
     bench: Callable[[], Workbench]
     jobs: Jobs
     runs: Runs
+    questions: Background
     replies: dict[str, dict[str, Any]] = field(default_factory=dict)  # digest of a call -> its answer from the store
     verdicts: dict[str, Verdict] = field(default_factory=dict)  # kernel_id -> the last full one
 
     async def call(self, function: Callable[[Workbench], Any]) -> Any:
-        """A short question to the workbench, asked in a thread."""
-        return await anyio.to_thread.run_sync(lambda: function(self.bench()), abandon_on_cancel=True)
+        """A short question to the workbench, asked in a thread.
+
+        Raises:
+            Busy: there is no answer in time, so that no caller ever waits for one that does not come.
+        """
+        done = anyio.Event()
+        future = self.questions.submit(lambda: function(self.bench()), on_done=done.set)
+        try:
+            with anyio.move_on_after(QUESTION_LIMIT_S):
+                await done.wait()
+        finally:
+            future.cancel()  # of no effect once it has begun
+        if not done.is_set():
+            raise Busy(f"a short question took over {QUESTION_LIMIT_S:g} s on this busy machine: try again in a minute")
+        return future.result()
 
     def remember(self, verdict: Verdict) -> None:
         """Keep a verdict for the kernel's resource."""
@@ -121,13 +138,15 @@ def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
     @asynccontextmanager
     async def lifespan(_: MCPServer[App]) -> AsyncIterator[App]:
         bench = LazyBench(bench_factory)
-        app = App(bench=bench, jobs=Jobs(), runs=Runs(bench))
+        questions = Background(threads=QUESTIONS_AT_ONCE, name="question")
+        app = App(bench=bench, jobs=Jobs(), runs=Runs(bench), questions=questions)
         try:
             yield app
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5):
                 app.runs.close()
                 app.jobs.close()
+                app.questions.close()
                 await anyio.to_thread.run_sync(bench.close, abandon_on_cancel=True)
             server.closed.set()
 
@@ -163,13 +182,9 @@ async def compile_verify(app: App, args: CompileVerify, ctx: Ctx) -> dict[str, A
 
 
 async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
-    """Profile of an accepted kernel, compared with a baseline where one is given."""
+    """Profile of an accepted kernel, compared with a baseline where one is given; or of a report, or of a command."""
     if args.report is not None or args.command is not None:
-        raise SetupError(
-            "reading Nsight Compute reports and profiling commands need a GPU profiler, which this server does not "
-            "have: give kernel and problem, the embedded device profiles those",
-            code="no_profiler",
-        )
+        return await _answer(app, "profile_ncu", args, _profiled_elsewhere(app, args), ctx)
     for name in ("kernel_regex", "launch_skip", "launch_count"):
         if getattr(args, name) is not None:
             raise InvalidInput(f"profile_ncu: {name} goes with report or command only: leave it out")
@@ -187,6 +202,20 @@ async def profile_ncu(app: App, args: ProfileNcu, ctx: Ctx) -> dict[str, Any]:
     return await _known(app, args, lambda bench: bench.known_profile(kernel, problem, **options)) or await _answer(
         app, "profile_ncu", args, lambda: app.bench().profile(kernel, problem, **options), ctx
     )
+
+
+def _profiled_elsewhere(app: App, args: ProfileNcu) -> Callable[[], NsightReport]:
+    """The work of a call that names a report or a command."""
+    for name in ("kernel", "problem", "baseline", "axes", *(("report",) if args.command is not None else ())):
+        if getattr(args, name) is not None:
+            raise InvalidInput(f"profile_ncu: {name} does not go with {'command' if args.command else 'report'}")
+    options: dict[str, Any] = {name: getattr(args, name) for name in ("kernel_regex", "launch_skip", "launch_count")}
+    options["metrics"] = None if args.metrics is None else tuple(args.metrics)
+    command, report = args.command, args.report
+    if command is not None:
+        return lambda: app.bench().profile_command(command, **options)
+    assert report is not None
+    return lambda: app.bench().profile_report(report, **options)
 
 
 async def judge_patch(app: App, args: JudgePatch, ctx: Ctx) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The table of metrics: Nsight Compute's name, unit, meaning, and how each is computed here.
 
 `counted` metrics follow from what the engine executed, scaled to the whole grid; `modelled` ones need the time model, a
-cache model or a hardware table. A new metric is a new row of `METRICS`. What a run cannot give is None, never 0.
+cache model or a hardware table; `ncu` ones only a GPU's counters give. A new metric is a new row of `METRICS`, and the
+command line of Nsight Compute is made from the same rows. What a run cannot give is None, never 0.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Observation:
 
 Compute = Callable[[Observation], float | None]
 Better = Literal["down", "up"] | None  # None: neither, on its own
+Across = Literal["sum", "mean", "longest"]  # of several launches: added, averaged by time, or that of the longest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +39,10 @@ class Metric:
     name: str
     unit: str
     better: Better
-    source: Literal["counted", "modelled"]
+    source: Literal["counted", "modelled", "ncu"]
     description: str
     compute: Compute
+    across: Across = "mean"
 
 
 def metric_values(observation: Observation, names: tuple[str, ...] | None = None) -> dict[str, float | None]:
@@ -133,12 +136,31 @@ _LOCAL = ("local_load.sectors", "local_store.sectors")
 _L2 = ("l2.read_sectors", "l2.write_sectors", "l2.atomic_sectors")
 
 
+def _across(name: str) -> Across:
+    if name.startswith("launch__"):
+        return "longest"
+    return "sum" if name.endswith(".sum") else "mean"
+
+
 def _counted(name: str, unit: str, better: Better, description: str, compute: Compute) -> Metric:
-    return Metric(name=name, unit=unit, better=better, source="counted", description=description, compute=compute)
+    return Metric(
+        name=name, unit=unit, better=better, source="counted", description=description, compute=compute,
+        across=_across(name),
+    )  # fmt: skip
 
 
 def _modelled(name: str, unit: str, better: Better, description: str, compute: Compute) -> Metric:
-    return Metric(name=name, unit=unit, better=better, source="modelled", description=description, compute=compute)
+    return Metric(
+        name=name, unit=unit, better=better, source="modelled", description=description, compute=compute,
+        across=_across(name),
+    )  # fmt: skip
+
+
+def _only_ncu(name: str, unit: str, better: Better, description: str) -> Metric:
+    return Metric(
+        name=name, unit=unit, better=better, source="ncu", description=description, compute=lambda seen: None,
+        across=_across(name),
+    )  # fmt: skip
 
 
 _ROWS = (
@@ -246,6 +268,7 @@ _ROWS = (
         "special functions (exp2, log2, 1/x, sin)",
         _sum("warp_ops.sfu"),
     ),
+    _modelled("sm__inst_executed_pipe_fma.sum", "inst", "down", "fp32 machine instructions", _sum("slots.fp32")),
     _counted("sm__inst_executed_pipe_tensor.sum", "inst", None, "tensor-core instructions", _sum("warp_ops.tensor")),
     # global and local memory
     _counted(
@@ -383,6 +406,60 @@ _ROWS = (
         "passes lost to bank conflicts",
         _conflicts("shared_load", "shared_store", "shared_atomic"),
     ),
+    _counted(
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_atom.sum",
+        "wavefronts",
+        "down",
+        "passes that shared atomics take",
+        _sum("shared_atomic.wavefronts"),
+    ),
+    _counted(
+        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_atom.sum",
+        "wavefronts",
+        "down",
+        "passes of shared atomics lost to bank conflicts",
+        _conflicts("shared_atomic"),
+    ),
+    _counted(
+        "smsp__inst_executed_op_shared_atom.sum",
+        "inst",
+        "down",
+        "warp instructions that are shared atomics",
+        _sum("shared_atomic.requests"),
+    ),
+    # atomics whose result nobody reads, which machine code turns into reductions; the engine counts all as such
+    _counted(
+        "l1tex__t_requests_pipe_lsu_mem_global_op_red.sum",
+        "requests",
+        "down",
+        "global reduction requests of warps",
+        _sum("global_atomic.requests"),
+    ),
+    _counted(
+        "l1tex__t_sectors_pipe_lsu_mem_global_op_red.sum",
+        "sectors",
+        "down",
+        "32-byte sectors that global reductions touch",
+        _sum("global_atomic.sectors"),
+    ),
+    _counted(
+        "lts__t_sectors_op_red.sum", "sectors", "down", "sectors of global reductions in L2", _sum("l2.atomic_sectors")
+    ),
+    # local memory
+    _counted(
+        "smsp__inst_executed_op_local_ld.sum",
+        "inst",
+        "down",
+        "warp instructions that load local memory, without register spills",
+        _sum("local_load.requests"),
+    ),
+    _counted(
+        "smsp__inst_executed_op_local_st.sum",
+        "inst",
+        "down",
+        "warp instructions that store local memory, without register spills",
+        _sum("local_store.requests"),
+    ),
     # throughput
     _modelled(
         "sm__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -425,6 +502,18 @@ _ROWS = (
         "up",
         "theoretical occupancy",
         lambda seen: seen.longest.occupancy.theoretical_pct,
+    ),
+    _only_ncu(
+        "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",
+        "warps",
+        "down",
+        "warps waiting at a barrier, per instruction issued",
+    ),
+    _only_ncu(
+        "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",
+        "warps",
+        "down",
+        "warps waiting for global or local memory, per instruction issued",
     ),
     # launch, of the launch that takes most of the time
     _counted("launch__registers_per_thread", "registers", "down", "registers per thread, from ptxas", _registers),

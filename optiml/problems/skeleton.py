@@ -35,6 +35,12 @@ _QUALIFIERS = ("__restrict__", "__restrict", "restrict", "volatile")
 EXAMPLE_SIZE = 1024
 
 
+def dtype_of(text: str) -> str | None:
+    """The dtype of what a C++ type names or points to; None where it is no element type."""
+    words = [word for word in text.replace("*", " ").split() if word not in (*_QUALIFIERS, "const")]
+    return _DTYPES.get(" ".join(words))
+
+
 def problem_skeleton(name: str, parameters: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Fields of a Problem: pointers to const are inputs, other pointers outputs, integers axes, the rest scalars.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +12,7 @@ from optiml.codec import decode, encode
 from optiml.errors import InvalidInput
 from optiml.kernel_file import write_kernel_text
 from optiml.records import Kernel, Launch, Problem, Size
+from optiml.toolchain.headers import VIRTUAL
 
 DERIVED_BLOCK = 256
 
@@ -164,3 +166,37 @@ def host_parameters(source: str, name: str) -> tuple[str, ...] | None:
             continue
         stack.extend(node.children)
     return None
+
+
+_DEVICE_HEADER = re.compile(r"cuda_\w+\.h|cuda/.*|cooperative_groups.*|cub/.*|mma\.h|nv/.*|math_constants\.h")
+_HOST_LINE = re.compile(r'(?m)^[ \t]*(?:#[ \t]*include[ \t]*[<"]([^>"]*)[>"].*|using namespace std;.*)$')
+
+
+def device_source(source: str) -> tuple[str, tuple[str, ...]]:
+    """The source without its host functions, and their names. Lines keep their numbers; host headers go too."""
+    data = source.encode("utf-8")
+    stack = [_parser().parse(data).root_node]
+    spans, names = [], []
+    while stack:
+        node = stack.pop()
+        if node.type != "function_definition":
+            stack.extend(reversed(node.children) if node.type != "compound_statement" else ())
+            continue
+        head = data[node.start_byte : _body_start(node)]
+        if any(word in head for word in (b"__global__", b"__device__", b"constexpr")):
+            continue
+        found = _signature(node, data, False)
+        whole = node.parent if node.parent is not None and node.parent.type == "template_declaration" else node
+        spans.append((whole.start_byte, whole.end_byte))
+        names.append("a function" if found is None else found.name)
+    kept = bytearray(data)
+    for start, end in spans:
+        kept[start:end] = b"\n" * kept[start:end].count(b"\n") + b" " * (end - start - kept[start:end].count(b"\n"))
+    text = re.sub(r"(?m)[ \t]+$", "", kept.decode("utf-8"))
+    return _HOST_LINE.sub(_without_host_line, text), tuple(names)
+
+
+def _without_host_line(match: re.Match[str]) -> str:
+    header = match.group(1)
+    is_kept = header is not None and (header in VIRTUAL or _DEVICE_HEADER.fullmatch(header) is not None)
+    return match.group(0) if is_kept else ""

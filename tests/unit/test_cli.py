@@ -173,8 +173,9 @@ def test_a_skeleton_is_a_well_formed_problem() -> None:
         (["verify", "HUGE", "--problem", "relu"], "too_large", "1048576"),
         (["verify", "JSON", "--problem", "relu"], "invalid_params", "broken.json"),
         (["profile", "KERNEL"], "invalid_params", "--problem"),
-        (["profile", "--report", "x.ncu-rep"], "no_profiler", "KERNEL"),
-        (["profile", "--", "ls"], "no_profiler", "KERNEL"),
+        (["profile", "--report", "x.ncu-rep", "--problem", "relu"], "invalid_params", "only one of them"),
+        (["profile", "--problem", "relu", "--", "./train", "--device", "3"], "invalid_params", "only one of them"),
+        (["profile", "k.cu", "--", "ls"], "invalid_params", "only one of them"),
         (["compare", "KERNEL", "KERNEL"], "invalid_params", "--problem"),
         (["search"], "invalid_params", "--problem"),
         (["search", "--resume", "r-9"], "unknown_run", "r-9"),
@@ -193,8 +194,6 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(
     (tmp_path / "huge.cu").write_bytes(b"x" * ((1 << 20) + 1))
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     files = {"KERNEL": kernel, **{key: str(tmp_path / name) for key, name in FILES.items()}}
-    if arguments[:2] == ["profile", "--"]:
-        arguments = ["profile", kernel, "--", "ls"]
     result = run(*[files.get(item, item) for item in arguments])
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -5,20 +5,30 @@ Each source holds many launchers, because building one takes seconds.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from optiml.cli import app
 from optiml.codec import decode
 from optiml.device.emulated import MODELS, EmulatedDevice
 from optiml.device.plan import BadLaunch, Copy, Memset, Plan, PlannedLaunch, Pointer, Upload, resolve_plan
+from optiml.errors import Unsupported
+from optiml.kernel_file import write_kernel_text
 from optiml.process import probe
 from optiml.records import Build, Kernel, Problem, Workload
+from optiml.sandbox import Layers
 from optiml.toolchain import record
 from optiml.toolchain.nvcc import NvccCompiler, find_toolkit
+from optiml.toolchain.nvrtc import CompileFailure
+from optiml.verify.reference import References
+from optiml.verify.verify import Verifier
+from optiml.workbench import Workbench
 
 FOLDER = Path(__file__).parent / "data" / "launchers"
 A100 = MODELS["a100"]
@@ -43,6 +53,16 @@ def missing() -> str:
     if shutil.which("g++") is None:
         return "no host compiler here"
     return "" if probe().strong else "no strong sandbox here"
+
+
+class FakeCompiler:
+    """Always answers the same."""
+
+    def __init__(self, answer: Build | CompileFailure) -> None:
+        self._answer = answer
+
+    def compile(self, kernel: Kernel, arch: str) -> Build | CompileFailure:
+        return self._answer
 
 
 needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing() or "everything is there")
@@ -194,3 +214,66 @@ def test_a_launcher_that_takes_all_it_can_get_is_stopped(
 @needs_nvcc
 def test_what_a_launcher_prints_is_no_part_of_its_record(compiler: NvccCompiler) -> None:
     assert len(planned(compiler, "prints", file="hostile").steps) == 1
+
+
+@needs_nvcc
+def test_a_whole_program_becomes_a_problem_and_a_kernel_to_complete(bench: Workbench) -> None:
+    imported = bench.import_program(Kernel(source=(FOLDER / "program.cu").read_text(encoding="utf-8")))
+    problem, made = imported.problem, imported.kernel
+    assert problem["inputs"]["x"] == {"dtype": "float32", "shape": ["rows", "cols"]}
+    assert problem["outputs"] == {"sums": {"dtype": "float32", "shape": ["rows"]}}
+    assert problem["workloads"] == [{"axes": {"rows": 48, "cols": 100}, "scalars": {"alpha": 2.5}}]
+    assert made is not None
+    assert [(launch.kernel, launch.grid) for launch in made.launches] == [
+        ("scaled_rows<float>", ("ceil_div(cols, 16)", "ceil_div(rows, 16)")),
+        ("row_sums", ("ceil_div(rows, 32)",)),
+    ]
+    problem["reference"] = "def run(x, alpha):\n    return (alpha * x).sum(axis=1)"
+    problem["accumulation"] = "cols"
+    assert bench.verify(write_kernel_text(made), problem, seed=1).status == "accepted"
+
+
+def test_a_program_that_cannot_be_run_still_gets_a_skeleton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTIML_HOME", str(tmp_path))
+    monkeypatch.setattr("optiml.toolchain.nvcc.find_toolkit", lambda: None)
+    result = CliRunner().invoke(app, ["verify", str(FOLDER / "program.cu"), "--json"])
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["status"]) == (2, "unverified")
+    assert "nvcc, which was not found" in answer["warnings"][0]
+    assert [skeleton["name"] for skeleton in answer["problem_skeletons"]] == ["scaled_rows", "row_sums"]
+
+
+def test_without_nvcc_a_launcher_is_unverified_and_the_way_out_is_named(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optiml.toolchain.nvcc.find_toolkit", lambda: None)
+    failure = NvccCompiler().compile(launcher("plain"), "sm_80")
+    assert isinstance(failure, CompileFailure)
+    assert failure.reason is None
+    assert "pip install 'optiml[toolchain]'" in failure.detail
+    verifier = Verifier(FakeCompiler(failure), EmulatedDevice(A100), References(timeout_s=10.0))
+    found = verifier.verify(launcher("plain"), PROBLEM)
+    assert (found.status, found.reason, found.detail) == ("unverified", None, failure.detail)
+
+
+@needs_nvcc
+def test_where_no_strong_sandbox_can_be_made_nothing_of_a_launcher_runs(
+    compiler: NvccCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = built(compiler, launcher("plain"))
+    monkeypatch.setattr("optiml.process._decode_layers", lambda message: Layers(notes=("no Landlock",)))
+    with pytest.raises(Unsupported, match="no Landlock"):
+        resolve_plan(launcher("plain"), build, PROBLEM, Workload(axes={"n": 77}, scalars={"a": 1.0}), A100)
+    failure = NvccCompiler().compile(launcher("plain"), "sm_80")
+    assert isinstance(failure, CompileFailure)
+    assert failure.reason is None
+
+
+@needs_nvcc
+def test_a_launcher_kernel_is_verified_profiled_and_told_apart_by_its_host_code(bench: Workbench) -> None:
+    kernel = launcher("cleared_then_added")
+    assert bench.verify(kernel, PROBLEM, seed=1).status == "accepted"
+    profile = bench.profile(kernel, PROBLEM)
+    assert profile.time.median_us > 0
+    other = bench.evaluator().fingerprint(launcher("large_shared"))
+    assert bench.evaluator().fingerprint(kernel) != other

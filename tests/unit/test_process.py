@@ -57,6 +57,18 @@ def test_a_call_brings_header_and_blobs_to_the_handler_and_its_answer_back(worke
     assert [bytes(blob) for blob in blobs[1:]] == [b"", b"abc"]
 
 
+def test_a_handler_may_ask_its_parent_while_it_works(worker: Worker) -> None:
+    answer, _ = worker.call(
+        {"do": "ask", "questions": 3}, timeout_s=SOON_S, on_question=lambda asked: {"twice": 2 * asked["number"]}
+    )
+    assert answer == {"told": [0, 2, 4]}
+
+
+def test_a_question_that_nobody_expects_ends_the_child(worker: Worker) -> None:
+    with pytest.raises(errors.WorkerDied, match="not an answer"):
+        worker.call({"do": "ask", "questions": 1}, timeout_s=SOON_S)
+
+
 def test_a_worker_stays_warm_between_calls(worker: Worker) -> None:
     pids = {worker.call({"do": "facts"}, timeout_s=SOON_S)[0]["pid"] for _ in range(3)}
     assert pids == {worker.pid}

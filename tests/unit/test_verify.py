@@ -218,11 +218,6 @@ def test_an_opcode_the_engine_lacks_leaves_the_kernel_unverified(bench: Workbenc
     assert found.status == "unverified" or found.reason == "compile_failed"  # sm_80 has no wgmma at all
 
 
-def test_a_launcher_is_unverified_not_guessed(bench: Workbench) -> None:
-    source = 'extern "C" void go(const float* x, float* y, int n, cudaStream_t s) {}'
-    assert bench.verify({"source": source, "launcher": "go"}, ABS).status == "unverified"
-
-
 def test_a_missing_launch_plan_is_derived_from_parameter_names(bench: Workbench) -> None:
     record = kernel("if (i < n) y[i] = fabsf(x[i]);")
     found = bench.verify(record["source"], ABS, seed=1)

@@ -43,6 +43,9 @@ class Actions:
     def echo(header, blobs):
         return header, blobs
 
+    def ask(header, blobs):
+        return {"told": [process.ask({"number": number})["twice"] for number in range(header["questions"])]}, []
+
     def facts(header, blobs):
         return {
             "pid": os.getpid(), "uid": os.getuid(), "environment": dict(os.environ), "folder": os.getcwd(),

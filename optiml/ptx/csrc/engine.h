@@ -48,7 +48,9 @@ typedef struct {
     uint64_t size;
     uint64_t* last;      /* per sector: block epoch << 40 | time of the last load, only when counting */
     uint8_t* touched;    /* per sector: bits load 1, store 2, atomic 4, only when counting */
-    uint64_t* writers;   /* per 4-byte word: who wrote and read it last, only when checking races */
+    uint32_t *writer, *reader[2]; /* the engine's own: per unit of memory, 32 * deed + lane, when checking races */
+    uint32_t shift;      /* a unit is 1 << shift bytes */
+    uint32_t written;    /* the kernel may write here, so that races are possible */
     uint8_t* valid;      /* per byte: written yet, only when checking uninitialised reads */
     int64_t sectors[3];  /* load, store, atomic */
     int64_t misses;

@@ -27,6 +27,7 @@ _ACCESS = ("read", "write", "atomic")
 (_NO_FAULT, _BAD_ACCESS, _TRAP, _SKIPPED_BARRIER, _TWO_BARRIERS, _DEADLOCK, _OUT_OF_BUDGET, _PAST_DEADLINE, _ABORTED,
  _RACE, _UNINITIALISED, _NO_MEMORY) = range(12)  # fmt: skip
 _SHARED, _LOCAL, _GENERIC = 2, 3, 4
+_UNWAITED = 3
 CHECKS: Mapping[str, int] = {"race": 1, "uninitialised": 2}
 
 _PROGRAMS: weakref.WeakKeyDictionary[Module, dict[str, NativeProgram | None]] = weakref.WeakKeyDictionary()
@@ -104,6 +105,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     count = max(call.allocations, default=FIRST_ALLOCATION - 1) + 1 - FIRST_ALLOCATION
     records = (AllocationRecord * max(1, count))()
     touched: dict[int, np.ndarray[Any, Any]] = {}
+    written = _written_allocations(call) if "race" in call.checks else frozenset()
     for number, allocation in call.allocations.items():
         record = records[number - FIRST_ALLOCATION]
         record.data = allocation.data.ctypes.data
@@ -113,8 +115,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
             record.last = pointer(np.zeros(sectors, np.uint64))
             touched[number] = np.zeros(sectors, np.uint8)
             record.touched = pointer(touched[number])
-        if "race" in call.checks:
-            record.writers = pointer(np.zeros(2 * (-(-allocation.nbytes // 4) + 1), np.uint64))
+        record.written = number in written
         if "uninitialised" in call.checks and allocation.valid is not None:
             record.valid = pointer(allocation.valid)
     launch.allocations = records
@@ -159,6 +160,16 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     if call.count:
         counters = _counters(call, launch, warps, threads, spaces, lines, records, touched)
     return counters, "".join(printer.printed), launch.block_count
+
+
+def _written_allocations(call: Call) -> frozenset[int]:
+    """Numbers of the allocations that the kernel may write: only there can be races."""
+    roots = call.program.written
+    if roots is None:
+        return frozenset(call.allocations)
+    addresses = [call.addresses[root] if isinstance(root, str) else
+                 int.from_bytes(call.parameters[root : root + 8], "little") for root in roots]  # fmt: skip
+    return frozenset(address >> WINDOW_BITS for address in addresses)
 
 
 def _constants(call: Call) -> np.ndarray[Any, Any]:
@@ -288,7 +299,7 @@ def _fault(call: Call, found: Any) -> Fault:
         other = _line(call, found.other_line)
         if kind == _TWO_BARRIERS and other:
             detail += f", the other one on line {other}"
-        return Fault(kind=name, block=block, thread=thread, line=line, detail=detail)
+        return Fault(kind=name, block=block, thread=thread, line=line, detail=detail, other=_other_party(call, found))
     return _check_fault(call, found, block, thread, line)
 
 
@@ -325,17 +336,26 @@ def _check_fault(
             kind="uninitialised", access=access, bytes=nbytes, address=address, block=block, thread=thread, line=line,
             detail=f"uninitialised: read of {nbytes} bytes of {where} at 0x{address:x} that nothing has written",
         )  # fmt: skip
-    hazard = ("read-after-write", "write-after-read", "write-after-write")[found.hazard]
-    other_block, other_thread = _coordinates(call, found.other_block, max(0, found.other_thread))
-    other_line = _line(call, found.other_line)
-    whose = f"thread {other_thread}" if other_block == block else f"block {other_block}"
-    on = f" on line {other_line}" if other_line is not None else ""
-    return Fault(
-        kind="race", access=access, bytes=nbytes, address=address, block=block, thread=thread, line=line,
-        detail=f"{hazard} race: {access} of {nbytes} bytes of {where} at 0x{address:x} conflicts with a "
-        f"{_ACCESS[found.other_access]} by {whose}{on}, with nothing that orders the two",
-        other=OtherParty(block=other_block, thread=other_thread, line=other_line),
-    )  # fmt: skip
+    other = _other_party(call, found)
+    assert other is not None
+    whose = f"thread {other.thread}" if other.block == block else f"block {other.block}"
+    on = f" on line {other.line}" if other.line is not None else ""
+    what = f"{access} of {nbytes} bytes of {where} at 0x{address:x}"
+    if found.hazard == _UNWAITED:
+        detail = f"missing wait: {what} that a cp.async of {whose}{on} fills, which that thread has not waited for"
+    else:
+        hazard = ("read-after-write", "write-after-read", "write-after-write")[found.hazard]
+        detail = (f"{hazard} race: {what} conflicts with a {_ACCESS[found.other_access]} by {whose}{on}, "
+                  "with nothing that orders the two")  # fmt: skip
+    return Fault(kind="race", access=access, bytes=nbytes, address=address, block=block, thread=thread, line=line,
+                 detail=detail, other=other)  # fmt: skip
+
+
+def _other_party(call: Call, found: Any) -> OtherParty | None:
+    if found.other_thread < 0:
+        return None
+    block, thread = _coordinates(call, found.other_block, found.other_thread)
+    return OtherParty(block=block, thread=thread, line=_line(call, found.other_line))
 
 
 def _counters(

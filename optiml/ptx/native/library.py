@@ -32,7 +32,10 @@ class AllocationRecord(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p),
         ("size", ctypes.c_uint64),
-        *((name, ctypes.c_void_p) for name in ("last", "touched", "writers", "valid")),
+        *((name, ctypes.c_void_p) for name in ("last", "touched", "writer", "reader", "second_reader")),
+        ("shift", ctypes.c_uint32),
+        ("written", ctypes.c_uint32),
+        ("valid", ctypes.c_void_p),
         ("sectors", ctypes.c_int64 * 3),
         ("misses", ctypes.c_int64),
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ from optiml.ptx.inline import BUILTINS, Item, storage
 from optiml.ptx.lower import Lowering
 from optiml.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from optiml.ptx.native import table
+from optiml.ptx.native.origins import mark_retried_loads, written_roots
 from optiml.ptx.numerics import BOOL, F16, F32, U32, U64
 from optiml.ptx.opcodes import DTYPES, TOKENS
 from optiml.ptx.parse import (
@@ -117,6 +119,14 @@ class NativeProgram:
     lines: tuple[int, ...]
     max_order: int
 
+    @cached_property
+    def written(self) -> frozenset[int | str] | None:
+        """What the addresses of the kernel's stores and atomics come from: offsets of parameters, names of variables.
+
+        None if some address may come from elsewhere, so that the kernel may write anywhere.
+        """
+        return written_roots(self.program)
+
 
 def _lane_bytes(dtype: np.dtype[Any]) -> int:
     return 8 if dtype.itemsize == 8 else 4
@@ -131,6 +141,7 @@ class NativeLowering(Lowering):
         super().__init__(module, kernel, False, frozenset())
         if self.program.grid_barrier:
             raise NotNative("grid-wide barrier")
+        mark_retried_loads(self.program)
         self.native = _packed(self)
 
     # -- registers and operands -------------------------------------------------------------------------------
@@ -579,12 +590,15 @@ class NativeLowering(Lowering):
         )  # fmt: skip
 
     def native_copy_async(self, item: Item, segment: Any) -> None:
-        """cp.async copies at once; commit and wait have nothing left to do."""
+        """cp.async copies at once; commit and wait only matter to the check for missing waits."""
         instruction = item.instruction
         parts = instruction.parts
         if parts[:2] != ("cp", "async") or (len(parts) > 2 and parts[2] in ("bulk", "mbarrier")):
             raise NotNative(instruction.opcode)
         if parts[2] in ("commit_group", "wait_group", "wait_all"):
+            most = instruction.src[0] if parts[2] == "wait_group" else None
+            allowed = most.value if isinstance(most, Immediate) else -1 if parts[2] == "commit_group" else 0
+            self.emit(table.EFFECT_NUMBERS["copy_wait"], [], [], aux=int(parts[2] != "wait_group"), imm=allowed)
             return
         size = instruction.src[2]
         if not isinstance(size, Immediate) or size.value not in (4, 8, 16) or len(instruction.src) > 3:
@@ -600,6 +614,7 @@ class NativeLowering(Lowering):
 
     def native_warp_barrier(self, item: Item, segment: Any) -> None:
         self.member_mask(item.instruction.src[0], segment)
+        self.emit(table.EFFECT_NUMBERS["join"], [], [])
 
     def native_shuffle(self, item: Item, segment: Any) -> None:
         instruction = item.instruction

@@ -442,7 +442,8 @@ EFFECTS: tuple[str, ...] = (
       for lanes in (1, 2, 4) if int(element[1]) * lanes <= 16),
     *(f"load_{element}_8_1" for element in ("u1", "i1", "u2", "i2", "u4", "i4")),
     *(f"store_{size}_{lanes}" for size in (1, 2, 4, 8) for lanes in (1, 2, 4) if size * lanes <= 16),
-    "atomic_4", "atomic_8", "atomic_2", "copy_async", "shuffle", "vote", "match_4", "match_8", "redux", "activemask",
+    "atomic_4", "atomic_8", "atomic_2", "copy_async", "copy_wait", "join", "shuffle", "vote",
+    "match_4", "match_8", "redux", "activemask",
     "elect", "lop3", "trap", "clock_4", "clock_8", "print",
 )  # fmt: skip
 

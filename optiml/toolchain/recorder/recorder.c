@@ -36,6 +36,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -1096,6 +1097,24 @@ static void on_crash(int signal, siginfo_t *info, void *context)
     _exit(0);
 }
 
+static void on_time(int signal)
+{
+    (void)signal;
+    tell("timed_out");
+    _exit(0);
+}
+
+/* Leave a second of CPU time for the record. */
+static void keep_time(void)
+{
+    struct rlimit limit;
+    signal(SIGXCPU, on_time);
+    if (getrlimit(RLIMIT_CPU, &limit) == 0 && limit.rlim_max != RLIM_INFINITY) {
+        limit.rlim_cur = limit.rlim_max > 1 ? limit.rlim_max - 1 : 1;
+        setrlimit(RLIMIT_CPU, &limit);
+    }
+}
+
 static void catch_crashes(void)
 {
     static char stack[65536];
@@ -1257,6 +1276,7 @@ int main(int argc, char **argv)
     streams[0].used = streams[1].used = streams[2].used = 1;
     streams[2].blocking = 1;
     catch_crashes();
+    keep_time();
     void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *missing = strstr(dlerror(), "undefined symbol: ");

@@ -26,7 +26,7 @@ COLUMNS = [2, 4]
 [strategy]
 title = "tiles of queries and keys, online softmax (flash attention)"
 rationale = "A tile of keys and values is loaded once for 16 * ROWS queries, and every value read from shared memory feeds several multiply-adds in registers; scores never leave the multiprocessor."
-moves = ["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "smsp__inst_executed.sum", "smsp__inst_executed_op_local.sum"]
+moves = ["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "smsp__inst_executed.sum", "smsp__inst_executed_op_local_ld.sum"]
 dtypes = ["float32", "float16", "bfloat16", "float64"]
 requires = []
 */
