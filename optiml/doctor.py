@@ -8,15 +8,17 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
-from optiml.errors import OptimlError
+from optiml.device.cuda import Gpu, find_gpus, has_gpu_nodes
+from optiml.device.nvml import Nvml
+from optiml.errors import OptimlError, SetupError
 from optiml.process import probe
 from optiml.ptx import engine_name
 from optiml.settings import Settings
 from optiml.store import Store
 from optiml.toolchain.nvrtc import Compiler, header_folders
+from optiml.toolchain.tools import find_tool
 
 State = Literal["ok", "warn", "missing"]
 
@@ -37,7 +39,7 @@ def examine(settings: Settings, store: Store) -> tuple[Check, ...]:
         Check(name="python", state="ok", detail=f"{sys.version.split()[0]}, {os.cpu_count()} cores"),
         _compiler(settings),
         _device(),
-        _gpu(),
+        *_gpus(),
         _sandbox(),
         _home(settings, store),
         _optional("launcher kernels", "nvidia-cuda-nvcc", "toolchain", program="nvcc"),
@@ -75,13 +77,42 @@ def _device() -> Check:
     )
 
 
-def _gpu() -> Check:
-    nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    if not nodes:
-        return Check(name="gpu", state="warn", detail="no NVIDIA GPU; everything runs on the embedded device")
+def _gpus() -> tuple[Check, ...]:
+    """One line per GPU that CUDA shows, or one that says why there is none."""
+    if not has_gpu_nodes():
+        return (Check(name="gpu", state="warn", detail="no NVIDIA GPU; everything runs on the embedded device"),)
+    try:
+        found = find_gpus()
+    except SetupError as error:
+        fix = "" if find_spec("pycuda") is not None else "pip install 'optiml[gpu]'"
+        return (Check(name="gpu", state="warn", detail=f"a GPU is there and is not used: {error}", fix=fix),)
+    if not found:
+        return (
+            Check(
+                name="gpu", state="warn", detail="CUDA shows no GPU to this process", fix="check CUDA_VISIBLE_DEVICES"
+            ),
+        )
+    return (*(_described(gpu) for gpu in found), *(_program(name) for name in ("ncu", "compute-sanitizer")))
+
+
+def _described(gpu: Gpu) -> Check:
+    version = Nvml(gpu.pci_bus_id).driver_version()
+    driver = f"driver {version}" if version else "driver unknown (pip install nvidia-ml-py)"
     return Check(
-        name="gpu", state="warn", detail=f"{', '.join(nodes)} present; this version runs on the embedded device only"
+        name=f"gpu cuda:{gpu.index}",
+        state="ok",
+        detail=f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs, {gpu.memory_bytes / 2**30:.0f} GiB, {driver}, "
+        f"CUDA up to {gpu.driver_cuda}",
     )
+
+
+def _program(name: str) -> Check:
+    """A tool of NVIDIA's that profiles and level-2 checks on a GPU need."""
+    path = find_tool(name)
+    if path is not None:
+        return Check(name=name, state="ok", detail="found")
+    what = "profiles carry no hardware counters" if name == "ncu" else "level 2 cannot be reached on the GPU"
+    return Check(name=name, state="warn", detail=f"not found: {what}", fix=f"install the CUDA toolkit ({name} on PATH)")
 
 
 def _sandbox() -> Check:

@@ -6,27 +6,40 @@ Builds, verdicts and profiles are kept in the store; equal code (one fingerprint
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import hashlib
+import random
 import re
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from optiml.codec import digest, encode, kernel_id, problem_digest, restore
-from optiml.device.device import Device
-from optiml.errors import InvalidInput, NotAccepted, Unsupported, WorkerDied
-from optiml.records import Build, Evaluation, Kernel, Level, Problem, Profile, Verdict, Workload
+from optiml.device.cuda_job import JobItem
+from optiml.device.device import Device, TimedDevice
+from optiml.errors import InvalidInput, KernelFault, NotAccepted, Unsupported, WorkerDied
+from optiml.measure.compare import compare
+from optiml.measure.hardware import hardware
+from optiml.measure.measured import FULL, QUICK, Rival, compared, stand_in
+from optiml.measure.roofline import impossible_us
+from optiml.measure.timing import BenchInputs, Budget, contender, time_of, time_together
+from optiml.records import Build, Evaluation, Kernel, Level, Problem, Profile, Reason, Verdict, Workload
 from optiml.store import Store, cache_key
 from optiml.toolchain.nvrtc import CompileFailure
+from optiml.verify.explain import next_action, summary
 from optiml.verify.physics import why_implausible
 from optiml.verify.reference import References
+from optiml.verify.sanitizer import Sanitized, sanitizer_items
 from optiml.verify.verify import Verifier
 
 Depth = Literal["reduced", "full", "confirm"]
 BUILDS_IN_MEMORY = 256
 PROFILE_TIMEOUT_S = 60.0
+TIMED_BUDGET = Budget(seconds=0.2, most_rounds=20)  # of the timed runs whose outputs are checked
+LEAST_BELIEVED = 0.95  # a time below this share of what is possible is not believed
 _BINARY_FIELDS = ("cubin", "launcher_library", "recorder")  # of a build, kept as base64
 
 
@@ -58,6 +71,27 @@ class Profiler(Protocol):
         metrics: Sequence[str] | None,
         timeout_s: float,
     ) -> Profile: ...
+
+
+@runtime_checkable
+class PairedProfiler(Profiler, Protocol):
+    """What times a kernel in turns with another, on a device whose time is real."""
+
+    def profile_against(
+        self,
+        kernel: Kernel,
+        build: Build,
+        problem: Problem,
+        device: Device,
+        rival: Rival,
+        *,
+        bench: tuple[Workload, ...],
+        budget: Budget,
+        metrics: Sequence[str] | None = None,
+        timeout_s: float,
+    ) -> Profile: ...
+
+    def inputs(self, problem: Problem, bench: Sequence[Workload]) -> BenchInputs: ...
 
 
 class CachedCompiler:
@@ -111,8 +145,10 @@ class Evaluator:
         profiler: Profiler,
         store: Store,
         kernel_timeout_s: float,
+        sanitizer: Callable[[Sequence[JobItem]], Sanitized] | None = None,
     ) -> None:
         self.device = device
+        self._sanitizer = sanitizer
         self._fresh_device = fresh_device
         self._references = references
         self._timeout_s = kernel_timeout_s
@@ -138,9 +174,13 @@ class Evaluator:
         found = self.known_verdict(kernel, problem, level=level, seed=seed, arch=arch)
         if found is not None:
             return found
+        build = self.build(kernel, arch=arch)
+        real = level == "L2" and isinstance(self.device, TimedDevice)
         verdict = self._verifier.verify(
-            kernel, problem, level=level, seed=seed, build=self.build(kernel, arch=arch), warnings=warnings
+            kernel, problem, level="L1" if real else level, seed=seed, build=build, warnings=warnings
         )
+        if real and verdict.status == "accepted" and isinstance(build, Build):
+            verdict = self._at_level_two(kernel, problem, build, verdict, seed)
         if level != "L0" and verdict.status == "accepted" and arch in (None, self.device.info.arch):
             verdict = self._plausible(kernel, problem, verdict)
         if _repeatable(verdict):
@@ -211,10 +251,13 @@ class Evaluator:
         build = self.build(kernel)
         if verdict.status != "accepted" or isinstance(build, CompileFailure):
             raise NotAccepted(f"{verdict.reason or verdict.status}: {verdict.detail}")
-        bench = problem.bench or problem.workloads[-1:]
-        profile = self._profiler.profile(
-            kernel, build, problem, self.device, bench=bench, metrics=metrics, timeout_s=PROFILE_TIMEOUT_S
-        )
+        try:
+            profile = self._profiler.profile(
+                kernel, build, problem, self.device, bench=_bench(problem), metrics=metrics,
+                timeout_s=PROFILE_TIMEOUT_S,
+            )  # fmt: skip
+        except KernelFault as error:
+            raise NotAccepted(f"{error.fault.kind} at the bench sizes: {error}") from error
         self._store.put(self._profile_key(kernel, problem, metrics), encode(profile))
         return profile
 
@@ -222,10 +265,15 @@ class Evaluator:
         self, kernel: Kernel, problem: Problem, *, metrics: Sequence[str] | None = None
     ) -> Profile | None:
         """The profile that the store holds, if it does; nothing is run."""
-        found = self._store.get(self._profile_key(kernel, problem, metrics))
+        return self._stored_profile(self._profile_key(kernel, problem, metrics))
+
+    def _stored_profile(self, key: str) -> Profile | None:
+        found = self._store.get(key)
         return None if found is None else dataclasses.replace(restore(Profile, found), cached=True)
 
-    def _profile_key(self, kernel: Kernel, problem: Problem, metrics: Sequence[str] | None) -> str:
+    def _profile_key(
+        self, kernel: Kernel, problem: Problem, metrics: Sequence[str] | None, *, baseline: Kernel | None = None
+    ) -> str:
         return cache_key(
             "profile",
             kernel=kernel_id(kernel),
@@ -234,11 +282,77 @@ class Evaluator:
             device=encode(self.device.info),
             compiler=self._compiler.version,
             profiler=self._profiler.version,
+            **({} if baseline is None else {"baseline": kernel_id(baseline)}),
         )
 
+    def compare(
+        self, kernel: Kernel, baseline: Kernel, problem: Problem, *, metrics: Sequence[str] | None = None
+    ) -> Profile:
+        """The profile of `kernel` with its comparison against `baseline`: timed in turns where time is real.
+
+        Raises:
+            NotAccepted: the kernel or the baseline is not accepted at L0.
+        """
+        found = self.known_comparison(kernel, baseline, problem, metrics=metrics)
+        if found is not None:
+            return found
+        profile = self.profile(kernel, problem, metrics=metrics)
+        try:
+            other = self.profile(baseline, problem, metrics=metrics)
+        except NotAccepted as error:
+            raise NotAccepted(f"the baseline: {error}") from error
+        if not isinstance(self._profiler, PairedProfiler):
+            return dataclasses.replace(profile, comparison=compare(profile, other))
+        builds = [self.build(item) for item in (kernel, baseline)]
+        assert isinstance(builds[0], Build)
+        assert isinstance(builds[1], Build)
+        paired = self._profiler.profile_against(
+            kernel, builds[0], problem, self.device, Rival(kernel=baseline, build=builds[1]), bench=_bench(problem),
+            budget=FULL, metrics=metrics, timeout_s=PROFILE_TIMEOUT_S,
+        )  # fmt: skip
+        made = compared(paired, other)
+        self._store.put(self._profile_key(kernel, problem, metrics, baseline=baseline), encode(made))
+        return made
+
+    def known_comparison(
+        self, kernel: Kernel, baseline: Kernel, problem: Problem, *, metrics: Sequence[str] | None = None
+    ) -> Profile | None:
+        """What `compare` would answer from the store; nothing is run."""
+        if isinstance(self._profiler, PairedProfiler):
+            return self._stored_profile(self._profile_key(kernel, problem, metrics, baseline=baseline))
+        profile = self.known_profile(kernel, problem, metrics=metrics)
+        other = None if profile is None else self.known_profile(baseline, problem, metrics=metrics)
+        if profile is None or other is None:
+            return None
+        return dataclasses.replace(profile, comparison=compare(profile, other))
+
     def session(self, problem: Problem, *, seed: int) -> Callable[..., Evaluation]:
-        """`evaluate(kernel, depth=...)` for one search: nodes reduced, finalists full, the winner with fresh seeds."""
+        """`evaluate(kernel, depth=...)` for one search: nodes reduced, finalists full, the winner with fresh seeds.
+
+        Where time is real, nodes are timed in turns with the fastest kernel so far and given on its scale, so that a
+        drift of the clocks between two evaluations counts for nothing; finalists and the winner are timed against the
+        input kernel.
+        """
         known: dict[tuple[str, Depth], Evaluation] = {}
+        rivals: dict[str, Rival] = {}  # "input": the kernel that the search starts from; "best": the fastest so far
+
+        def profiled(kernel: Kernel, build: Build, device: Device, depth: Depth, verdict: Verdict) -> Profile:
+            if not isinstance(self._profiler, PairedProfiler):
+                return self.profile(kernel, problem, verdict=verdict)
+            if not rivals:
+                profile = self._profiler.profile(
+                    kernel, build, problem, device, bench=_bench(problem), metrics=None, timeout_s=PROFILE_TIMEOUT_S
+                )
+                rivals["input"] = rivals["best"] = Rival(kernel=kernel, build=build, time_us=profile.time.median_us)
+                return profile
+            profile = self._profiler.profile_against(
+                kernel, build, problem, device, rivals["best" if depth == "reduced" else "input"],
+                bench=_bench(problem), budget=QUICK if depth == "reduced" else FULL, timeout_s=PROFILE_TIMEOUT_S,
+            )  # fmt: skip
+            best = rivals["best"].time_us
+            if best is None or profile.time.median_us < best:
+                rivals["best"] = Rival(kernel=kernel, build=build, time_us=profile.time.median_us)
+            return profile
 
         def evaluate(kernel: Kernel, *, depth: Depth) -> Evaluation:
             started = time.monotonic()
@@ -247,11 +361,25 @@ class Evaluator:
             fingerprint = self.fingerprint(kernel)
             if fingerprint is not None and depth != "confirm" and (fingerprint, depth) in known:
                 return _renamed(known[fingerprint, depth], identity)
-            verdict = self._judged(kernel, problem, build, seed=seed, depth=depth)
-            profile = self.profile(kernel, problem, verdict=verdict) if verdict.status == "accepted" else None
+            with contextlib.ExitStack() as opened:
+                device = self.device
+                if depth == "confirm":
+                    device = self._fresh_device()
+                    opened.callback(device.close)
+                verdict = self._judged(kernel, problem, build, device, seed=seed, depth=depth)
+                profile = None
+                if verdict.status == "accepted" and isinstance(build, Build):
+                    try:
+                        profile = profiled(kernel, build, device, depth, verdict)
+                    except KernelFault as error:
+                        verdict = _rejected_for(verdict, problem, error)
             if profile is not None:
-                verdict = self._plausible(kernel, problem, verdict, profile)
-                profile = profile if verdict.status == "accepted" else None
+                why = self._why_too_fast(problem, profile)
+                if why is not None:
+                    verdict, profile = _rejected(verdict, problem, "too_fast", why), None
+                else:
+                    verdict = self._plausible(kernel, problem, verdict, profile)
+                    profile = profile if verdict.status == "accepted" else None
             evaluation = Evaluation(
                 kernel_id=identity,
                 verdict=verdict,
@@ -266,17 +394,84 @@ class Evaluator:
         return evaluate
 
     def _judged(
-        self, kernel: Kernel, problem: Problem, build: Build | CompileFailure, *, seed: int, depth: Depth
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        build: Build | CompileFailure,
+        device: Device,
+        *,
+        seed: int,
+        depth: Depth,
     ) -> Verdict:
         if depth != "confirm":
             salt = 1 if depth == "reduced" else 2
             return self._verifier.verify(kernel, problem, seed=seed * 4 + salt, reduced=depth == "reduced", build=build)
-        device = self._fresh_device()
-        try:
-            verifier = Verifier(self._compiler, device, self._references, kernel_timeout_s=self._timeout_s)
+        verifier = Verifier(self._compiler, device, self._references, kernel_timeout_s=self._timeout_s)
+        if not isinstance(device, TimedDevice):
             return verifier.verify(kernel, problem, level="L2", highest=True, seed=seed * 4 + 3, build=build)
-        finally:
-            device.close()
+        verdict = verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
+        if self._sanitizer is None or verdict.status != "accepted" or not isinstance(build, Build):
+            return verdict
+        return self._at_level_two(kernel, problem, build, verdict, seed * 4 + 3)
+
+    # --- level 2 on a GPU -----------------------------------------------------------------------------------
+    def _at_level_two(
+        self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict, seed: int | None
+    ) -> Verdict:
+        """What level 2 adds to an accepted verdict: the four sanitizers, and a look at timed runs."""
+        if self._sanitizer is None:
+            return _unverified(verdict, problem, "L2 needs compute-sanitizer, which was not found (optiml doctor)")
+        rng = random.Random(secrets.randbits(63) if seed is None else seed)
+        found = self._sanitizer(sanitizer_items(kernel, problem, build, self.device.info, rng=rng))
+        if found.missing is not None:
+            return _unverified(verdict, problem, f"L0 and L1 passed; L2 could not be reached: {found.missing}")
+        verdict = dataclasses.replace(verdict, sanitizer=found.report)
+        if found.fault is not None:
+            reason: Reason = "race" if found.fault.kind == "race" else "fault"
+            return dataclasses.replace(_rejected(verdict, problem, reason, str(found.fault.detail)), fault=found.fault)
+        verdict = self._timed(kernel, problem, build, verdict)
+        if verdict.status != "accepted":
+            return verdict
+        return _with_words(dataclasses.replace(verdict, levels=(*verdict.levels, "L2")), problem)
+
+    def _timed(self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict) -> Verdict:
+        """Whether outputs of timed runs are right, and their time is possible."""
+        device = self.device
+        if not isinstance(self._profiler, PairedProfiler) or not isinstance(device, TimedDevice):
+            return verdict
+        bench = _bench(problem)
+        inputs = self._profiler.inputs(problem, bench)
+        try:
+            subject = contender(kernel, build, problem, bench, device)
+            timing = time_together(device, [subject], inputs, budget=TIMED_BUDGET, outputs=True)
+            for index, entry in enumerate(timing.entries):
+                outputs = entry.outputs
+                assert outputs is not None
+                failure = self._verifier.check_again(
+                    problem, entry.workload, build, subject.plans[index], inputs.sets[index][outputs.contents],
+                    outputs.arrays,
+                )  # fmt: skip
+                if failure is not None:
+                    return _rejected(verdict, problem, *failure)
+        except KernelFault as error:
+            return _rejected_for(verdict, problem, error)
+        why = self._below_the_possible(problem, time_of(timing, 0).median_us)
+        return verdict if why is None else _rejected(verdict, problem, "too_fast", why)
+
+    def _why_too_fast(self, problem: Problem, profile: Profile) -> str | None:
+        return None if profile.time.source != "measured" else self._below_the_possible(problem, profile.time.median_us)
+
+    def _below_the_possible(self, problem: Problem, time_us: float) -> str | None:
+        table = hardware(stand_in(self.device.info.model, self.device.info.arch))
+        least = 0.0
+        for workload in _bench(problem):
+            bound = impossible_us(problem, workload, table)
+            if bound is None:
+                return None
+            least += workload.weight * bound
+        if time_us >= LEAST_BELIEVED * least:
+            return None
+        return f"{time_us:.4g} µs is less than the {least:.4g} µs that its bytes or operations need on this GPU"
 
     def fingerprint(self, kernel: Kernel) -> str | None:
         """Of the code that a kernel compiles to; None where it does not compile."""
@@ -285,6 +480,29 @@ class Evaluator:
 
     def close(self) -> None:
         self.device.close()
+
+
+def _bench(problem: Problem) -> tuple[Workload, ...]:
+    return problem.bench or problem.workloads[-1:]
+
+
+def _rejected(verdict: Verdict, problem: Problem, reason: Reason, detail: str) -> Verdict:
+    """An accepted verdict turned down for what its timed runs showed."""
+    return _with_words(dataclasses.replace(verdict, status="rejected", reason=reason, detail=detail), problem)
+
+
+def _unverified(verdict: Verdict, problem: Problem, detail: str) -> Verdict:
+    return _with_words(dataclasses.replace(verdict, status="unverified", detail=detail), problem)
+
+
+def _with_words(draft: Verdict, problem: Problem) -> Verdict:
+    return dataclasses.replace(draft, summary=summary(draft, problem), next_action=next_action(draft))
+
+
+def _rejected_for(verdict: Verdict, problem: Problem, error: KernelFault) -> Verdict:
+    reason: Reason = "timed_out" if error.fault.kind == "timed_out" else "fault"
+    rejected = _rejected(verdict, problem, reason, f"at the bench sizes: {error}")
+    return rejected if reason == "timed_out" else dataclasses.replace(rejected, fault=error.fault)
 
 
 def _repeatable(verdict: Verdict) -> bool:

@@ -13,14 +13,19 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from optiml.codec import decode, encode, kernel_id, normalised_source, restore
+from optiml.device.cuda import CudaDevice, Gpu, find_gpus, has_gpu_nodes
+from optiml.device.cuda_job import JobItem
+from optiml.device.device import TimedDevice
 from optiml.device.emulated import EmulatedDevice, emulated_info
 from optiml.device.imported import Imported, import_program
+from optiml.device.lease import Priority
 from optiml.diffs import apply_diff
 from optiml.doctor import Check, examine
 from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
@@ -28,9 +33,14 @@ from optiml.evaluate import CachedCompiler, Evaluator
 from optiml.generate.generate import Writing, generate
 from optiml.kernel_file import merge_block, read_kernel_text
 from optiml.llm.model import Model
-from optiml.measure.compare import compare
+from optiml.measure.baselines import TorchBaselines
+from optiml.measure.ceilings import VERSION as CEILINGS_VERSION
+from optiml.measure.ceilings import Ceilings, Facts, measure_ceilings, with_ceilings
 from optiml.measure.counted import CountedProfiler
-from optiml.measure.nsight import metric_names, open_ncu, profile_command
+from optiml.measure.hardware import Hardware, hardware
+from optiml.measure.measured import MeasuredProfiler, stand_in
+from optiml.measure.nsight import Ncu, metric_names, open_ncu, profile_command
+from optiml.measure.nsight_reader import NsightReader
 from optiml.measure.nsight_report import read_report
 from optiml.problems.kernel_check import check_kernel
 from optiml.problems.problem import (
@@ -64,16 +74,20 @@ from optiml.search.judge_model import judge_by_model
 from optiml.search.propose import problem_dtype, suggest
 from optiml.searches import RULES, Answer, Request, RunSummary, Searches, SearchProgress, model_named
 from optiml.settings import Settings
-from optiml.store import Store, open_store
+from optiml.store import Store, cache_key, open_store
 from optiml.toolchain.compilers import Compilers
 from optiml.toolchain.nvcc import NvccCompiler
 from optiml.toolchain.nvrtc import Compiler
 from optiml.toolchain.signatures import with_launches
+from optiml.toolchain.tools import find_tool
 from optiml.verify.inputs import cost
 from optiml.verify.reference import References
+from optiml.verify.sanitizer import Sanitized, sanitize
 
 LOG = logging.getLogger(__name__)
 MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
+SANITIZER_TIMEOUT_S = 60.0  # for each tool over all cases of a kernel
+SEARCH_PATIENCE_S = 600.0  # how long a search waits for a GPU that others use
 COMMAND_TIMEOUT_S = 1800.0  # of somebody's program under the profiler
 MOST_REMEMBERED = 4096  # kernels that need not be written to the store again
 KERNEL_ID = re.compile(r"[0-9a-f]{16}")
@@ -106,7 +120,10 @@ class Workbench:
         self._store: Store | None = None
         self._compiler: CachedCompiler | None = None
         self._references: References | None = None
-        self._evaluators: dict[str, Evaluator] = {}
+        self._evaluators: dict[tuple[str, Priority], Evaluator] = {}
+        self._gpus: tuple[Gpu, ...] | SetupError | None = None  # None: nobody has looked yet
+        self._turn = 0  # of the GPUs, for searches that name none
+        self._tables: dict[str, Hardware] = {}  # GPU -> its rates
         self._remembered: set[str] = set()  # kernels that this process wrote to the store
         self._searches: Searches | None = None
         self._models: dict[str, Model] | None = None
@@ -165,27 +182,119 @@ class Workbench:
                 self._closing.callback(self._references.close)
             return self._references
 
-    def evaluator(self, device: str = "auto") -> Evaluator:
+    def evaluator(self, device: str = "auto", *, priority: Priority = "interactive") -> Evaluator:
         """The evaluator of one device.
+
+        Args:
+            priority: of its use of a GPU: work that a person waits for goes before searches.
 
         Raises:
             SetupError: code `no_device`: there is no such GPU, or GPUs are not usable here.
         """
         name = self._device_name(device)
+        if not name.startswith("cuda"):
+            priority = "interactive"
         with self._lock:
-            if name not in self._evaluators:
-                evaluator = Evaluator(
-                    compiler=self._compiler_of(),
-                    device=EmulatedDevice(emulated_info(name)),
-                    fresh_device=lambda: EmulatedDevice(emulated_info(name)),
-                    references=self._references_of(),
-                    profiler=CountedProfiler(),
-                    store=self.store,
-                    kernel_timeout_s=self.settings.kernel_timeout_s,
-                )
+            key = (name, priority)
+            if key not in self._evaluators:
+                evaluator = self._gpu_evaluator(name, priority) if name.startswith("cuda") else self._emulated(name)
                 self._closing.callback(evaluator.close)
-                self._evaluators[name] = evaluator
-            return self._evaluators[name]
+                self._evaluators[key] = evaluator
+            return self._evaluators[key]
+
+    def _emulated(self, name: str) -> Evaluator:
+        return Evaluator(
+            compiler=self._compiler_of(),
+            device=EmulatedDevice(emulated_info(name)),
+            fresh_device=lambda: EmulatedDevice(emulated_info(name)),
+            references=self._references_of(),
+            profiler=CountedProfiler(),
+            store=self.store,
+            kernel_timeout_s=self.settings.kernel_timeout_s,
+        )
+
+    def _gpu_evaluator(self, name: str, priority: Priority) -> Evaluator:
+        gpu = self.gpus()[int(name.removeprefix("cuda:"))]
+
+        def opened() -> CudaDevice:
+            if priority == "search":
+                return CudaDevice(gpu, priority=priority, patience_s=SEARCH_PATIENCE_S)
+            return CudaDevice(gpu)
+
+        profiler = MeasuredProfiler() if priority == "search" else self._thorough_profiler(gpu, opened)
+        self._closing.callback(profiler.close)
+
+        program = find_tool("compute-sanitizer")
+
+        def sanitized(items: Sequence[JobItem]) -> Sanitized:
+            assert program is not None
+            with opened().used(alone=False):
+                return sanitize(program, items, gpu=gpu.index, timeout_s=SANITIZER_TIMEOUT_S)
+
+        return Evaluator(
+            compiler=self._compiler_of(),
+            device=opened(),
+            fresh_device=opened,
+            references=self._references_of(),
+            profiler=profiler,
+            store=self.store,
+            kernel_timeout_s=self.settings.kernel_timeout_s,
+            sanitizer=None if program is None else sanitized,
+        )
+
+    def _thorough_profiler(self, gpu: Gpu, opened: Callable[[], CudaDevice]) -> MeasuredProfiler:
+        """For a person who waits for one profile: hardware counters, measured ceilings, baselines, energy."""
+
+        def held() -> AbstractContextManager[None]:
+            return opened().used(alone=True)
+
+        try:
+            ncu: Ncu | SetupError = open_ncu()
+        except SetupError as error:
+            ncu = error
+        baselines = TorchBaselines(gpu=gpu.index, hold=held, trust=self.settings.trust_reference)
+        self._closing.callback(baselines.close)
+        return MeasuredProfiler(
+            counters=NsightReader(ncu, gpu=gpu.index, hold=held),
+            table=lambda device: self._measured_table(gpu, device),
+            baselines=baselines,
+            energy=True,
+        )
+
+    def _measured_table(self, gpu: Gpu, device: TimedDevice) -> Hardware:
+        """The table of a GPU with its measured ceilings, from the store where they are known."""
+        if gpu.pci_bus_id not in self._tables:
+            facts = Facts(sms=gpu.sms, l2_bytes=gpu.l2_bytes, clock_hz=1e3 * gpu.clock_khz, arch=gpu.arch)
+            driver = device.driver_version() or gpu.driver_cuda
+            key = cache_key(
+                "ceilings", device=gpu.name, facts=encode(facts), driver=driver, compiler=self._compiler_of().version,
+                version=CEILINGS_VERSION,
+            )  # fmt: skip
+            found = self.store.get(key)
+            if found is None:
+                ceilings = measure_ceilings(device, facts, self._compiler_of().compile, driver=driver)
+                self.store.put(key, encode(ceilings))
+            else:
+                ceilings = restore(Ceilings, found)
+            table = hardware(stand_in(device.info.model, device.info.arch))
+            self._tables[gpu.pci_bus_id] = with_ceilings(table, ceilings, facts)
+        return self._tables[gpu.pci_bus_id]
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that CUDA shows to this process; looked up once.
+
+        Raises:
+            SetupError: code `no_device`: why none can be used.
+        """
+        with self._lock:
+            if self._gpus is None:
+                try:
+                    self._gpus = find_gpus() if has_gpu_nodes() else ()
+                except SetupError as error:
+                    self._gpus = error
+            if isinstance(self._gpus, SetupError):
+                raise SetupError(str(self._gpus), code=self._gpus.code)
+            return self._gpus
 
     @property
     def models(self) -> Mapping[str, Model]:
@@ -206,15 +315,40 @@ class Workbench:
     def _device_name(self, device: str) -> str:
         wanted = self.settings.device if device == "auto" else device
         if wanted == "auto":
-            return "emulator:a100"
+            return "cuda:0" if self._usable_gpus() else "emulator:a100"
         if wanted.startswith("cuda"):
+            return self._gpu_name(wanted)
+        info = emulated_info(wanted)
+        return f"emulator:{info.model}"
+
+    def _gpu_name(self, wanted: str) -> str:
+        gpus = self.gpus()
+        match = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", wanted)
+        index = int(match.group(1) or 0) if match else -1
+        if not 0 <= index < len(gpus):
+            there = ", ".join(f"cuda:{gpu.index} ({gpu.name})" for gpu in gpus) or "no GPU that CUDA shows"
             raise SetupError(
-                f"{wanted[:40]} is not available: this version runs on the embedded device only "
+                f"there is no device {wanted[:40]!r}; this machine has {there}, and the embedded device "
                 "(emulator:a100, emulator:h100, emulator:h200)",
                 code="no_device",
             )
-        info = emulated_info(wanted)
-        return f"emulator:{info.model}"
+        return f"cuda:{index}"
+
+    def _usable_gpus(self) -> tuple[Gpu, ...]:
+        try:
+            return self.gpus()
+        except SetupError as error:
+            LOG.info("no GPU is used: %s", error)
+            return ()
+
+    def _search_device(self, device: str) -> str:
+        """Where a search runs; those that name no device take the GPUs in turns."""
+        gpus = self._usable_gpus() if device == "auto" and self.settings.device == "auto" else ()
+        if not gpus:
+            return self._device_name(device)
+        with self._lock:
+            self._turn += 1
+            return f"cuda:{gpus[(self._turn - 1) % len(gpus)].index}"
 
     # --- what callers name -------------------------------------------------------------------------------------------
     def problem(self, spec: ProblemSpec, *, axes: Mapping[str, int] | None = None, dtype: str | None = None) -> Problem:
@@ -389,16 +523,14 @@ class Workbench:
         problem = self.problem(problem_spec, axes=axes, dtype=dtype)
         evaluator = self.evaluator(device)
         kernel = self.kernel(kernel_spec, problem)
-        profile = evaluator.profile(kernel, problem, metrics=metrics)
+        if baseline is not None:
+            profile = evaluator.compare(kernel, self.kernel(baseline, problem), problem, metrics=metrics)
+        else:
+            profile = evaluator.profile(kernel, problem, metrics=metrics)
         if not profile.cached:
-            self.store.put(f"last-profile/{kernel_id(kernel)}", encode(profile))
-        if baseline is None:
-            return profile
-        try:
-            other = evaluator.profile(self.kernel(baseline, problem), problem, metrics=metrics)
-        except NotAccepted as error:
-            raise NotAccepted(f"the baseline: {error}") from error
-        return dataclasses.replace(profile, comparison=compare(profile, other))
+            alone = dataclasses.replace(profile, comparison=None)
+            self.store.put(f"last-profile/{kernel_id(kernel)}", encode(alone))
+        return profile
 
     def known_profile(
         self,
@@ -414,11 +546,10 @@ class Workbench:
         """What `profile` would answer from the store; None where it would have to work. Milliseconds either way."""
         problem = self.problem(problem_spec, axes=axes, dtype=dtype)
         evaluator = self.evaluator(device)
-        profile = evaluator.known_profile(self.kernel(kernel_spec, problem), problem, metrics=metrics)
-        if profile is None or baseline is None:
-            return profile
-        other = evaluator.known_profile(self.kernel(baseline, problem), problem, metrics=metrics)
-        return None if other is None else dataclasses.replace(profile, comparison=compare(profile, other))
+        kernel = self.kernel(kernel_spec, problem)
+        if baseline is None:
+            return evaluator.known_profile(kernel, problem, metrics=metrics)
+        return evaluator.known_comparison(kernel, self.kernel(baseline, problem), problem, metrics=metrics)
 
     def profile_report(
         self,
@@ -605,7 +736,11 @@ class Workbench:
         """The runs on disk."""
         with self._lock:
             if self._searches is None:
-                self._searches = Searches(self.settings.home / "runs", self.evaluator, lambda: self.models)
+                self._searches = Searches(
+                    self.settings.home / "runs",
+                    lambda name: self.evaluator(name, priority="search"),
+                    lambda: self.models,
+                )
             return self._searches
 
     def start_search(
@@ -635,7 +770,7 @@ class Workbench:
             seconds=seconds,
             proposer=proposer,
             judge=judge,
-            device=self._device_name(device),
+            device=self._search_device(device),
             seed=seed,
             edits=edits,
             catalogue=catalogue,

@@ -39,6 +39,7 @@ from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
 from optiml.records import Build, DeviceInfo
 from optiml.sandbox import Policy
+from optiml.toolchain.tools import library_folders
 
 LOG = logging.getLogger(__name__)
 MODULE = "optiml.device.cuda_worker"
@@ -108,7 +109,7 @@ def find_gpus() -> tuple[Gpu, ...]:
     """
     if find_spec("pycuda") is None:
         raise SetupError(f"running on a GPU needs pycuda: {INSTALL}", code="no_device")
-    with Worker(MODULE, policy=Policy(gpu=True), environment=_environment()) as worker:
+    with Worker(MODULE, policy=Policy(gpu=True), environment=gpu_environment()) as worker:
         try:
             reply, _ = worker.call({"op": "devices"}, timeout_s=LOOK_TIMEOUT_S)
         except (WorkerDied, WorkerTimeout) as error:
@@ -122,8 +123,11 @@ def _gpu(item: Mapping[str, Any]) -> Gpu:
     return Gpu(**{**item, "max_grid": grid, "max_block": block})
 
 
-def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+def gpu_environment() -> dict[str, str]:
+    """What a process on a GPU has to be told: which GPUs it may see, and where the libraries of CUDA lie."""
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    own = os.environ.get("LD_LIBRARY_PATH")
+    return {**passed, "LD_LIBRARY_PATH": os.pathsep.join([*([own] if own else []), *library_folders()])}
 
 
 class CudaDevice:
@@ -152,7 +156,7 @@ class CudaDevice:
         self._worker = worker or Worker(
             MODULE,
             policy=Policy(gpu=True),
-            environment={**_environment(), INDEX_VARIABLE: str(gpu.index)},
+            environment={**gpu_environment(), INDEX_VARIABLE: str(gpu.index)},
             start_timeout_s=START_TIMEOUT_S,
             frame_limit_bytes=FRAME_BYTES,
         )
@@ -213,6 +217,12 @@ class CudaDevice:
             self._worker.close()  # the context may be broken for good, and nobody can tell
             raise
 
+    @contextlib.contextmanager
+    def used(self, *, alone: bool) -> Iterator[None]:
+        """Hold the GPU for another program: a sanitizer, or a profiler that wants to be alone."""
+        with self.lease.held(alone=alone, priority=self._priority, patience_s=self._patience_s):
+            yield
+
     # --- timing ------------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def timer(self, subjects: Sequence[TimedSubject], *, timeout_s: float) -> Iterator[CudaTimer]:
@@ -244,6 +254,10 @@ class CudaDevice:
                 if self._worker.pid is not None:
                     with contextlib.suppress(OptimlError):  # the error that led here is the one to tell
                         self._call({"op": "close_timer"}, timeout_s=timeout_s)
+
+    def driver_version(self) -> str | None:
+        """Of the GPU's driver, None where it does not tell."""
+        return self.nvml.driver_version()
 
     def clocks(self) -> Clocks:
         """Clocks and what holds them down, as NVML reads them now."""

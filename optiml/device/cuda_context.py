@@ -170,6 +170,12 @@ class CudaContext:
         self._memory_bytes = 0
         self._timer: Timer | None = None
 
+    def close(self) -> None:
+        """Leave the context; the process may then end in an orderly way."""
+        self._release()
+        self._context.pop()
+        self._context.detach()
+
     def description(self) -> Header:
         return _description(0, self._device)
 
@@ -298,8 +304,9 @@ class CudaContext:
 class Timer:
     """Several plans ready to be timed in turns.
 
-    Every subject keeps its arrays at one place. Before each timed run all of them are restored from one of several
-    pristine sets in device memory, and L2 is overwritten; neither counts.
+    Every subject keeps its arrays at one place, and subjects whose arrays have one name and size share that place, so
+    that none has the luckier addresses. Before each timed run all arrays of its subject are restored from one of
+    several pristine sets in device memory, and L2 is overwritten; neither counts.
     """
 
     def __init__(self, context: CudaContext, header: Header, blobs: Sequence[memoryview]) -> None:
@@ -312,8 +319,12 @@ class Timer:
         description = context.description()
         self._flush_bytes = max(4 * description["l2_bytes"], LEAST_FLUSH_BYTES)
         self._flush = self._allocate(self._flush_bytes)
+        sizes = {_place(array): array["nbytes"] for item in header["subjects"] for array in item["arrays"]}
+        self._arena = Arena(self._allocate(Arena.bytes_needed(sizes)), sizes)
+        self._last = 0  # the subject that was timed last
         for item in header["subjects"]:
             self._subjects.append(self._load(item, blobs))
+        self._arena.set_guards()
         driver.Context.synchronize()
 
     def _allocate(self, nbytes: int) -> int:
@@ -322,16 +333,14 @@ class Timer:
         return int(memory)
 
     def _load(self, item: Header, blobs: Sequence[memoryview]) -> _Subject:
-        sizes = {array["name"]: array["nbytes"] for array in item["arrays"]}
-        arena = Arena(self._allocate(Arena.bytes_needed(sizes)), sizes)
+        spans = {array["name"]: self._arena.spans[_place(array)] for array in item["arrays"]}
         sets: list[dict[str, Span]] = []
         for index in range(len(item["arrays"][0]["blobs"]) if item["arrays"] else 1):
             sets.append({array["name"]: self._upload(array, array["blobs"][index], blobs) for array in item["arrays"]})
         module = load(blobs[item["cubin"]])
-        subject = _Subject(arena=arena, sets=sets, steps=Steps(module, item["steps"], arena.spans))
+        subject = _Subject(spans=spans, sets=sets, steps=Steps(module, item["steps"], spans))
         if item["graph"]:
             subject.capture(self._stream)
-        arena.set_guards()
         return subject
 
     def _upload(self, array: Header, blob: int, blobs: Sequence[memoryview]) -> Span:
@@ -364,13 +373,14 @@ class Timer:
             for number, half, start, end in taken:
                 times[index, number, half] = 1000.0 * start.time_till(end)
             self._rounds += 1
-        for subject in self._subjects:
-            subject.arena.check_guards()
+            self._last = 0  # A came last
+        self._arena.check_guards()
         return times
 
     def repeat(self, number: int, seconds: float) -> tuple[int, float]:
         subject = self._subjects[number]
         subject.restore(0, self._stream)
+        self._last = number
         start, end = driver.Event(), driver.Event()
         start.record(self._stream)
         count, batch, elapsed_s = 0, 1, 0.0
@@ -385,9 +395,11 @@ class Timer:
         return count, elapsed_s
 
     def outputs(self, number: int) -> tuple[Header, list[memoryview]]:
+        if number != self._last:
+            raise InvalidInput(f"subject {number} was not the last to run: its arrays hold what another one left")
         subject = self._subjects[number]
-        contents = [self._context.contents(span) for span in subject.arena.spans.values()]
-        return {"names": list(subject.arena.spans), "set": subject.last_set}, contents
+        contents = [self._context.contents(span) for span in subject.spans.values()]
+        return {"names": list(subject.spans), "set": subject.last_set}, contents
 
     def close(self) -> None:
         driver.Context.synchronize()
@@ -398,11 +410,15 @@ class Timer:
         self._allocations = []
 
 
+def _place(array: Header) -> str:
+    return f"{array['name']}, {array['nbytes']} bytes"
+
+
 class _Subject:
     """One loaded plan with its arrays and the sets that they are restored from."""
 
-    def __init__(self, *, arena: Arena, sets: list[dict[str, Span]], steps: Steps) -> None:
-        self.arena = arena
+    def __init__(self, *, spans: dict[str, Span], sets: list[dict[str, Span]], steps: Steps) -> None:
+        self.spans = spans
         self.last_set = 0
         self._sets = sets
         self._steps = steps
@@ -420,7 +436,7 @@ class _Subject:
         self.last_set = turn % len(self._sets)
         for name, pristine in self._sets[self.last_set].items():
             if pristine.nbytes:
-                driver.memcpy_dtod_async(self.arena.spans[name].address, pristine.address, pristine.nbytes, stream)
+                driver.memcpy_dtod_async(self.spans[name].address, pristine.address, pristine.nbytes, stream)
 
     def launch(self, stream: Any) -> None:
         if self._graph is not None:

@@ -23,6 +23,7 @@ items after it did not run.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def carry_out(folder: Path) -> int:
             context.run_plainly(item, folder)
         except OptimlError as error:
             _say(f"failed {index} {error}")
-            return FAILED
+            os._exit(FAILED)  # a broken context cannot be left in an orderly way
+    context.close()
     return 0
 
 

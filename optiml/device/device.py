@@ -155,7 +155,7 @@ class Timer(Protocol):
         """Time every subject twice in each round; before each run its arrays are restored, and L2 is overwritten."""
 
     def outputs(self, subject: int) -> TimedOutputs:
-        """What the last timed run of a subject produced, to be checked again."""
+        """What the last timed run produced, to be checked again; it is the run of subject 0."""
 
     def repeat(self, subject: int, *, seconds: float) -> Repeated:
         """Launch one subject without a pause and without restoring anything, for at least `seconds`."""
@@ -164,6 +164,9 @@ class Timer(Protocol):
 @runtime_checkable
 class TimedDevice(Device, Protocol):
     """A device whose time is real."""
+
+    def driver_version(self) -> str | None:
+        """Of the GPU's driver, None where it does not tell."""
 
     def timer(self, subjects: Sequence[TimedSubject], *, timeout_s: float) -> AbstractContextManager[Timer]:
         """Load the subjects and hold the device alone until the block ends.

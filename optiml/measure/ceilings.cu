@@ -13,6 +13,21 @@ extern "C" __global__ void copy(const uint4* x, uint4* y, long long n) {
     for (; i < n; i += stride) y[i] = x[i];
 }
 
+extern "C" __global__ void read(const uint4* x, float* out, long long n) {
+    long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
+    long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    unsigned int sum = 0;
+    for (; i + 7 * stride < n; i += 8 * stride) {
+        uint4 v[8];
+        #pragma unroll
+        for (int k = 0; k < 8; ++k) v[k] = x[i + k * stride];
+        #pragma unroll
+        for (int k = 0; k < 8; ++k) sum ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+    }
+    for (; i < n; i += stride) sum ^= x[i].x;
+    if (sum == 12345u) out[threadIdx.x] = 1.0f;
+}
+
 extern "C" __global__ void read_l2(const uint4* x, float* out, int n, int rounds) {
     unsigned int sum = 0;
     int i = (blockIdx.x * 7919 * blockDim.x + threadIdx.x) % n;
@@ -43,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(1024) read_shared(float* out, int r
             float a, b, c, d;
             asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                          : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(address + (k & 1) * 16384u));
-            sum += a;
+            sum += a + b + c + d;
         }
     }
     if (sum == 12345.f) out[threadIdx.x] = sum;
@@ -87,7 +102,7 @@ MMA_LOOP(mma_f16, float, 4, MMA4("m16n8k16.row.col.f32.f16.f16.f32", "+f"))
 MMA_LOOP(mma_tf32, float, 4, MMA4("m16n8k8.row.col.f32.tf32.tf32.f32", "+f"))
 MMA_LOOP(mma_s8, int, 4, MMA4("m16n8k32.row.col.s32.s8.s8.s32", "+r"))
 MMA_LOOP(mma_f64, double, 2, {
-    double x = 1.0; double y = 0.5;
+    double x = 1.0 + 1e-9 * a, y = 0.5 + 1e-9 * b;
     asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
                  : "+d"(d[k][0]), "+d"(d[k][1]) : "d"(x), "d"(y));
 })

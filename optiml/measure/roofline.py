@@ -49,6 +49,26 @@ def floor(problem: Problem, workload: Workload, hardware: Hardware) -> Floor | N
     return max(bounds, key=lambda item: item.us)
 
 
+def impossible_us(problem: Problem, workload: Workload, hardware: Hardware) -> float | None:
+    """A time that no kernel can go below, None where the problem gives neither `flops` nor `bytes`.
+
+    More generous than `floor`: what fits in L2 may still lie there when the kernel ends, and any tensor core may have
+    done the arithmetic.
+    """
+    if problem.flops is None and problem.bytes is None:
+        return None
+    names = names_of(problem, workload.axes, workload.scalars)
+    bounds = [0.0]
+    if problem.bytes is not None:
+        moved = evaluate_float(problem.bytes, names) - hardware.l2_bytes
+        bounds.append(1e6 * moved / hardware.dram_bytes_per_s)
+    if problem.flops is not None:
+        element = _TENSOR_ELEMENTS.get(_dtype(problem), "tf32")
+        peak = hardware.tensor_flops_per_s(element) or hardware.fp32_flops_per_s
+        bounds.append(1e6 * evaluate_float(problem.flops, names) / max(peak, hardware.fp32_flops_per_s))
+    return max(bounds)
+
+
 def least_bytes(problem: Problem, workload: Workload) -> float | None:
     """Bytes that the problem itself has to move, None where it does not say."""
     if problem.bytes is None:

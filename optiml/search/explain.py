@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from optiml.records import (
+    Comparison,
     Evaluated,
     Evaluation,
     PathStep,
@@ -208,7 +209,19 @@ def _speedup(root: Node, best: Node) -> Speedup | None:
     before, after = _profile(root), _profile(best)
     if before is None or after is None or before.time.source != after.time.source:
         return None
+    paired = _timed_against(root, best)
+    if paired is not None:
+        return Speedup(median=paired.ratio, ci95=paired.ci95, source=paired.source)
     return Speedup(median=before.time.median_us / after.time.median_us, ci95=None, source=after.time.source)
+
+
+def _timed_against(root: Node, best: Node) -> Comparison | None:
+    """What came of timing the best kernel in turns with the input: of its confirmation, else of its full check."""
+    for evaluation in (best.confirmed, best.full):
+        comparison = None if evaluation is None or evaluation.profile is None else evaluation.profile.comparison
+        if comparison is not None and comparison.baseline_kernel_id == root.kernel_id:
+            return comparison
+    return None
 
 
 def _evaluated(node: Node) -> Evaluated | None:

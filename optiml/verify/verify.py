@@ -89,6 +89,7 @@ STRAINED = (
 )
 REASON_ORDER: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 MAX_WORKSPACE_BYTES = 1 << 29  # at the sizes of a verification
+CHECKED_AGAIN_COST = 2e8  # operations up to which outputs at bench sizes are compared with the reference
 FEW_ELEMENTS = 64  # outputs smaller than this get their magnitude from several seeds
 MAGNITUDE_SEEDS = 8
 VANISHED = 2.0**-48  # an output that much smaller than the inputs is what is left of a difference of equals
@@ -627,10 +628,7 @@ class Verifier:
             result = self._device.run(build, plan, (contents,), timeout_s=self._timeout_s)
         except (BadLaunch, KernelFault) as error:
             raise _oracle_failed(problem, str(error)) from error
-        return {
-            name: to_float64(result.runs[0][name], tensor.dtype) if is_float(tensor.dtype) else result.runs[0][name]
-            for name, tensor in problem.outputs.items()
-        }
+        return {name: _widened(problem, name, result.runs[0][name]) for name in problem.outputs}
 
     def _allowed(
         self,
@@ -763,6 +761,43 @@ class Verifier:
                 return False
         return any(answers[0][name].tobytes() != answers[1][name].tobytes() for name in problem.outputs)
 
+    def check_again(
+        self,
+        problem: Problem,
+        workload: Workload,
+        build: Build,
+        plan: Plan,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+    ) -> tuple[Reason, str] | None:
+        """Why the arrays that a timed run left are wrong, or None.
+
+        They are compared with the reference, or where that would take long with what the same build computes in its
+        first run after a fresh load.
+
+        Args:
+            inputs: what the run was given; shorter arrays were repeated to size.
+        """
+        whole = {
+            name: np.resize(array, plan.arrays[name].shape) if array.shape != plan.arrays[name].shape else array
+            for name, array in inputs.items()
+        }
+        for name, array in whole.items():
+            if plan.arrays[name].role == "input" and array.tobytes() != outputs[name].tobytes():
+                return "mutated_input", f"{at_sizes(workload.axes)}: input {name} was changed in a timed run"
+        if cost(problem, workload) <= CHECKED_AGAIN_COST:
+            expected, same_dtype = self._expect(problem, workload, whole)
+        else:
+            contents = filled(plan, whole, random.Random(0), quiet_nan=True)
+            arrays = self._device.run(build, plan, (contents,), timeout_s=self._timeout_s).runs[0]
+            expected, same_dtype = {name: _widened(problem, name, arrays[name]) for name in problem.outputs}, None
+        case = Case(workload=workload, seed=0, hidden=True)
+        tolerances = self._allowed(problem, case, whole, expected, same_dtype).tolerances
+        for name, tensor in problem.outputs.items():
+            if not compare(outputs[name], expected[name], tensor.dtype, tolerances[name]).ok:
+                return "state_across_runs", f"{at_sizes(workload.axes)}: {name} is wrong after a timed run"
+        return None
+
     # --- verdicts ----------------------------------------------------------------------------------------------------
     def _verdict(
         self,
@@ -809,6 +844,11 @@ class Verifier:
             uri=f"optiml://kernels/{identity}",
         )
         return dataclasses.replace(draft, summary=summary(draft, problem, log), next_action=next_action(draft))
+
+
+def _widened(problem: Problem, name: str, array: Array) -> Array:
+    dtype = problem.outputs[name].dtype
+    return to_float64(array, dtype) if is_float(dtype) else array
 
 
 def _oracle_failed(problem: Problem, detail: str) -> InvalidInput:

@@ -118,7 +118,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeCuda, Any]:
         pci_bus_id=lambda: "0000:07:00.0",
         total_memory=lambda: 80 << 30,
         get_attribute=lambda name: attributes[name],
-        make_context=lambda: object(),
+        make_context=lambda: types.SimpleNamespace(pop=lambda: None, detach=lambda: None),
     )
 
     def open_device(index: int) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -236,12 +238,17 @@ def test_a_job_runs_its_items_in_order_and_leaves_unnamed_contents_alone(
 
 
 def test_a_job_stops_at_the_kernel_that_breaks_the_context(
-    cuda: tuple[FakeCuda, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cuda: tuple[FakeCuda, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: Any) -> None:
         raise FakeDriverError("cuStreamSynchronize failed: misaligned address")
 
     cuda[0].kernels["double"] = broken
+    monkeypatch.setattr(os, "_exit", sys.exit)
     write_job(tmp_path, [JobItem(name=name, build=BUILD, plan=PLAN, contents={}) for name in "pq"])
-    assert carry_out(tmp_path) == 3
+    with pytest.raises(SystemExit, match="3"):
+        carry_out(tmp_path)
     assert "failed 0 it made an access that is not aligned" in capsys.readouterr().out
