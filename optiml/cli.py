@@ -28,6 +28,7 @@ from optiml.errors import InvalidInput, NotAccepted, OptimlError, SetupError
 from optiml.kernel_file import write_kernel_text
 from optiml.records import Comparison, Generated, Kernel, Level, Reason, SearchResult, Verdict
 from optiml.show import (
+    show_built_pairs,
     show_checks,
     show_generated,
     show_judgement,
@@ -38,10 +39,12 @@ from optiml.show import (
     show_result,
     show_runs,
     show_skeleton,
+    show_trained,
     show_verdict,
 )
 
 if TYPE_CHECKING:  # imported when a command needs it: `optiml --help` stays fast
+    from optiml.mixture.training import Progress
     from optiml.workbench import SearchProgress, Workbench
 
 LOG = logging.getLogger(__name__)
@@ -343,6 +346,68 @@ def report(
         if as_json:
             _finish({"run_id": run_id, "report": text}, show_runs, as_json)
         typer.echo(text)
+
+
+@app.command("train-mixture")
+def train_mixture(
+    data: Annotated[Path, typer.Argument(metavar="PAIRS.jsonl", help="Pairs of intent and kernel, one per line.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the checkpoint.")] = None,
+    build: Annotated[bool, typer.Option("--build", help="Write PAIRS.jsonl from the catalogue first.")] = False,
+    only: Annotated[str | None, typer.Option(help="With --build: only these problems, with commas.")] = None,
+    dtypes: Annotated[str | None, typer.Option(help="With --build: only these element types, with commas.")] = None,
+    variants: Annotated[int, typer.Option(min=1, help="With --build: settings of each kernel's tunables.")] = 2,
+    intents: Annotated[int, typer.Option(min=1, help="With --build: paraphrases of each kernel's intent.")] = 4,
+    hold_out: Annotated[str | None, typer.Option(help="Families of operators to measure on, with commas.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps in all; more than before goes on.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, help="Pairs in one pass.")] = 4,
+    accumulate: Annotated[int, typer.Option(min=1, help="Passes in one step.")] = 2,
+    learning_rate: Annotated[float, typer.Option(help="At its highest.")] = 3e-4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longer pairs are left out.")] = 2048,
+    shared_width: Annotated[int, typer.Option(min=1, help="Width in which experts meet.")] = 256,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the experts of [mixture] to write kernels together. Ctrl-C saves; the same command goes on."""
+    with _errors_reported(as_json), open_bench() as bench, _stopped_by_interrupt() as stopped:
+        if build:
+            built = bench.build_pairs(
+                data,
+                problems=_names(only),
+                dtypes=_names(dtypes),
+                variants=variants,
+                intents=intents,
+                seed=seed or 0,
+                on_pair=lambda pair: _note(f"{pair.kernel_id}  {pair.intent}"),
+                should_stop=stopped,
+            )
+            if output is None or stopped():
+                _finish(built, show_built_pairs, as_json, status=INTERRUPTED if stopped() else 0)
+        if output is None:
+            raise InvalidInput("nothing to do: give --output, the folder of the checkpoint, or --build")
+        trained = bench.train_mixture(
+            data,
+            output,
+            held_out=_names(hold_out) or (),
+            steps=steps,
+            batch=batch,
+            accumulate=accumulate,
+            learning_rate=learning_rate,
+            max_tokens=max_tokens,
+            shared_width=shared_width,
+            seed=seed or 0,
+            on_progress=_note_step,
+            should_stop=stopped,
+        )
+        _finish(trained, show_trained, as_json, status=INTERRUPTED if trained.step < trained.steps else 0)
+
+
+def _note_step(now: Progress) -> None:
+    measured = "".join(f"  {name} {value:.4f}" for name, value in (now.held_out or {}).items())
+    _note(f"{now.step}/{now.steps}  loss {now.loss:.4f}{measured}")
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 @app.command()

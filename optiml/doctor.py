@@ -13,9 +13,10 @@ from typing import Literal
 from optiml.device.cuda import Gpu, find_gpus, has_gpu_nodes
 from optiml.device.nvml import Nvml
 from optiml.errors import OptimlError, SetupError
+from optiml.mixture.needs import needs_of
 from optiml.process import probe
 from optiml.ptx import engine_name
-from optiml.settings import Settings
+from optiml.settings import MixtureSettings, Settings
 from optiml.store import Store
 from optiml.toolchain.nvrtc import Compiler, header_folders
 from optiml.toolchain.tools import find_tool
@@ -43,7 +44,7 @@ def examine(settings: Settings, store: Store) -> tuple[Check, ...]:
         _sandbox(),
         _home(settings, store),
         _optional("launcher kernels", "nvidia-cuda-nvcc", "toolchain", program="nvcc"),
-        _optional("mixture generator", "torch", "mixture"),
+        _mixture(settings),
     )
 
 
@@ -142,6 +143,33 @@ def _home(settings: Settings, store: Store) -> Check:
             fix="set OPTIML_HOME to a folder that can be written",
         )
     return Check(name="store", state="ok", detail=detail)
+
+
+def _mixture(settings: Settings) -> Check:
+    name = "mixture generator"
+    lacking = _optional(name, "torch", "mixture")
+    if lacking.state != "ok":
+        return lacking
+    needs = needs_of(settings.mixture or MixtureSettings(), gpu=has_gpu_nodes())
+    memory = f"{needs.memory_bytes / 2**30:.1f} GiB of memory in {needs.dtype}"
+    if not needs.missing:
+        fits = needs.memory_bytes <= needs.memory_free_bytes
+        free = f"{needs.memory_free_bytes / 2**30:.1f} GiB are free"
+        return Check(
+            name=name,
+            state="ok" if fits or needs.dtype == "bfloat16" else "warn",
+            detail=f"experts {', '.join(needs.present)} need {memory}; {free}",
+            fix="" if fits else "set fewer or smaller experts, or four_bit = true, below [mixture] in optiml.toml",
+        )
+    room = "" if needs.disk_bytes <= needs.disk_free_bytes else " (more than is free)"
+    which = "the experts of [mixture]" if settings.mixture else "not set up; the default experts"
+    return Check(
+        name=name,
+        state="warn",
+        detail=f"{lacking.detail}; {which} need {needs.disk_bytes / 1e9:.1f} GB of disk{room} and {memory}; "
+        f"{len(needs.missing)} of them are not here: {needs.missing[0]}",
+        fix="download the experts (hf download NAME) and name them below [mixture] in optiml.toml",
+    )
 
 
 def _optional(name: str, package: str, extra: str, *, program: str | None = None) -> Check:

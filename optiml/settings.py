@@ -25,6 +25,7 @@ _PREFIX = "OPTIML_"
 _MAX_FILE_BYTES = 1 << 20
 _MAX_KEY_BYTES = 16 << 10
 _MAX_TIMEOUT_S = 86_400.0
+_MAX_COUNT = 4096
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -78,6 +79,47 @@ class TextMixture:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixtureSettings:
+    """Local experts that write one text together; the [mixture] table. Nothing is loaded before its first use.
+
+    Attributes:
+        experts: model folders, `.gguf` files, or names on the Hugging Face hub.
+        checkpoint: folder that `optiml train-mixture` wrote; empty: untrained, so whatever expert comes first writes.
+        devices: `auto`, `cpu` or `cuda:N`, one for all experts or one for each.
+        dtype: of the experts' weights: auto, float32, bfloat16 or float16.
+        four_bit: keep the weights in 4 bits (needs bitsandbytes).
+        active: K, how many experts work on a task; a checkpoint has its own.
+        stacks: Q, into how many parts each expert is cut; a checkpoint has its own.
+        refresh: r, peers read the text again after so many tokens; 1 is exact.
+        prompt_encoder: model folder of a frozen encoder for the router; empty: the experts' own embeddings.
+        top_p: only the likeliest tokens that together have this probability are drawn.
+        allow_download: fetch experts that are not here.
+        idle_s: after so long without a call the process that holds the models is ended.
+        timeout_s: for one call, loading apart.
+    """
+
+    experts: tuple[str, ...] = ("Qwen/Qwen2.5-Coder-1.5B", "hpcgroup/hpc-coder-v2-1.3b", "bigcode/starcoder2-3b")
+    checkpoint: str = ""
+    devices: tuple[str, ...] = ("auto",)
+    dtype: str = "auto"
+    four_bit: bool = False
+    active: int = 2
+    stacks: int = 4
+    refresh: int = 16
+    prompt_encoder: str = ""
+    top_p: float = 0.95
+    allow_download: bool = False
+    idle_s: float = 900.0
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not self.experts or not self.devices:
+            raise InvalidInput("[mixture] needs at least one expert and one device")
+        if self.active > len(self.experts):
+            raise InvalidInput(f"[mixture] active is {self.active} and there are {len(self.experts)} experts")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """All settings of a process."""
 
@@ -93,6 +135,7 @@ class Settings:
     store_limit_bytes: int = 1 << 30
     chat: ModelEndpoint | None = None
     text_mixture: TextMixture | None = None
+    mixture: MixtureSettings | None = None
     warnings: tuple[str, ...] = field(default=(), compare=False)  # one sentence each, for the user
 
 
@@ -187,6 +230,11 @@ def _read_text_mixture(value: object, where: str) -> TextMixture:
     return TextMixture(experts=read, active=active)
 
 
+def _read_mixture(value: object, where: str) -> MixtureSettings:
+    table = _read_table(value, where, tuple(_MIXTURE_READERS))
+    return MixtureSettings(**{name: _MIXTURE_READERS[name](item, f"{where}.{name}") for name, item in table.items()})
+
+
 def _read_table(value: object, where: str, known: tuple[str, ...]) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InvalidInput(f"{where} is not a table: write [{where.split(': ')[-1]}] and its keys below")
@@ -242,6 +290,24 @@ def _read_bytes(value: object, where: str) -> int:
     return size
 
 
+def _read_count(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_COUNT:
+        raise InvalidInput(f"{where} is not a whole number from 1 to {_MAX_COUNT}")
+    return value
+
+
+def _read_share(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise InvalidInput(f"{where} is not between 0 and 1")
+    return float(value)
+
+
+def _read_texts(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise InvalidInput(f"{where} is not a list of texts")
+    return tuple(_read_text(item, where) for item in value)
+
+
 def _read_folders(value: object, where: str) -> tuple[Path, ...]:
     if not isinstance(value, list | tuple):
         raise InvalidInput(f"{where} is not a list of folders")
@@ -267,7 +333,26 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 }
 _MODEL_KEYS = ("name", "url", "api", "key_env", "key_file", "good_at", "timeout_s")
 _APIS = ("openai", "anthropic")
-_TABLES: dict[str, Callable[[object, str], Any]] = {"chat": _read_model, "text_mixture": _read_text_mixture}
+_MIXTURE_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "experts": _read_texts,
+    "checkpoint": _read_text,
+    "devices": _read_texts,
+    "dtype": _read_text,
+    "four_bit": _read_flag,
+    "active": _read_count,
+    "stacks": _read_count,
+    "refresh": _read_count,
+    "prompt_encoder": _read_text,
+    "top_p": _read_share,
+    "allow_download": _read_flag,
+    "idle_s": _read_seconds,
+    "timeout_s": _read_seconds,
+}
+_TABLES: dict[str, Callable[[object, str], Any]] = {
+    "chat": _read_model,
+    "text_mixture": _read_text_mixture,
+    "mixture": _read_mixture,
+}
 
 
 # --- the home folder -------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from optiml.records import (
 )
 
 if TYPE_CHECKING:  # numpy comes with both; `optiml --help` stays fast
+    from optiml.mixture.run import BuiltPairs, Trained
     from optiml.problems.problem import Builtin
     from optiml.workbench import Check, RunSummary
 
@@ -121,6 +122,23 @@ def _number(value: float | None) -> str:
 
 
 # --- one function per answer -----------------------------------------------------------------------------------------
+def show_built_pairs(built: BuiltPairs) -> None:
+    """A data set that was written."""
+    _line(f"{built.pairs} pairs of {built.kernels} kernels in {built.path}; families: {', '.join(built.families)}")
+    for line in built.refused:
+        _line(f"left out  {line}")
+
+
+def show_trained(trained: Trained) -> None:
+    """A checkpoint, and what it is worth on the families that were held out."""
+    _line(f"{trained.step} of {trained.steps} steps on {trained.pairs} pairs: {trained.checkpoint}")
+    _line(f"experts: {', '.join(trained.experts)}")
+    if trained.held_out:
+        _line(f"loss on {trained.held_out_pairs} held-out pairs, nats per character:")
+    for name, value in trained.held_out.items():
+        _line(f"  {value:.4f}  {name}")
+
+
 def show_checks(checks: Sequence[Check]) -> None:
     """What this machine can do, and below each gap the command that fixes it."""
     width = max(len(item.name) for item in checks)

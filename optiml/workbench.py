@@ -42,6 +42,8 @@ from optiml.measure.measured import MeasuredProfiler, stand_in
 from optiml.measure.nsight import Ncu, metric_names, open_ncu, profile_command
 from optiml.measure.nsight_reader import NsightReader
 from optiml.measure.nsight_report import read_report
+from optiml.mixture.local import LocalModels, MixtureModel
+from optiml.mixture.run import BuiltPairs, Trained, build_pairs, train_on_file
 from optiml.problems.kernel_check import check_kernel
 from optiml.problems.problem import (
     builtin_names,
@@ -73,7 +75,7 @@ from optiml.search.judge import judge_by_rules
 from optiml.search.judge_model import judge_by_model
 from optiml.search.propose import problem_dtype, suggest
 from optiml.searches import RULES, Answer, Request, RunSummary, Searches, SearchProgress, model_named
-from optiml.settings import Settings
+from optiml.settings import MixtureSettings, Settings
 from optiml.store import Store, cache_key, open_store
 from optiml.toolchain.compilers import Compilers
 from optiml.toolchain.nvcc import NvccCompiler
@@ -307,7 +309,10 @@ class Workbench:
             if self._models is None:
                 from optiml.llm.configured import chat_models  # the HTTP client takes a third of a second
 
-                self._models = chat_models(self.settings) if self.settings.chat or self.settings.text_mixture else {}
+                models = chat_models(self.settings) if self.settings.chat or self.settings.text_mixture else {}
+                if self.settings.mixture is not None:
+                    models["mixture"] = MixtureModel(LocalModels(self.settings.mixture))
+                self._models = models
                 for model in self._models.values():
                     self._closing.callback(model.close)
             return self._models
@@ -861,6 +866,19 @@ class Workbench:
     def report(self, run_id: str) -> str:
         """The run as Markdown."""
         return self.searches.report(run_id)
+
+    # --- the mixture -------------------------------------------------------------------------------------------------
+    def build_pairs(self, path: Path, *, device: str = "auto", **options: Any) -> BuiltPairs:
+        """Write pairs of intent and kernel from the catalogue, each verified here; see `optiml.mixture.run`."""
+
+        def verified(kernel: Kernel, problem: Problem) -> Verdict:
+            return self.verify(kernel, problem, device=device)
+
+        return build_pairs(path, verified, **options)
+
+    def train_mixture(self, data: Path, folder: Path, **options: Any) -> Trained:
+        """Train the experts of the settings to write together, in this process; see `optiml.mixture.run`."""
+        return train_on_file(self.settings.mixture or MixtureSettings(), data, folder, **options)
 
     # --- looking things up -------------------------------------------------------------------------------------------
     def ptx(self, identity: str) -> str:

@@ -93,12 +93,7 @@ def write_kernels(
         temperature: 0 for one sample and SPREAD for several, unless given.
     """
     session = _Session(model=model, problem=problem, checks=checks, max_tokens=max_tokens, seed=seed)
-    system = Message(role="system", text=prompt("kernel_system"))
-    wish = "" if intent is None else quoted(intent, label="the request")
-    task = Message(
-        role="user",
-        text=prompt("kernel_task", intent=wish, template=quoted(kernel_template(problem), label="the file")),
-    )
+    system, task = kernel_task(problem, intent)
     if temperature is None:
         temperature = 0.0 if count == 1 else SPREAD
     try:
@@ -110,6 +105,13 @@ def write_kernels(
     for sample, first in enumerate(firsts, start=1):
         session.follow(sample, (system, task), first, repairs)
     return session.written()
+
+
+def kernel_task(problem: Problem, intent: str | None) -> tuple[Message, Message]:
+    """What a model is told, and what it is asked, to get a kernel for a problem."""
+    wish = "" if intent is None else quoted(intent, label="the request")
+    task = prompt("kernel_task", intent=wish, template=quoted(kernel_template(problem), label="the file"))
+    return Message(role="system", text=prompt("kernel_system")), Message(role="user", text=task)
 
 
 @dataclass(kw_only=True)

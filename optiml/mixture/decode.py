@@ -90,6 +90,7 @@ class _Row:
     peer_views: list[View]
     forwarded: list[int]
     prompt_tokens_of_peers: list[int]
+    budget: int  # tokens that may be written
     text: str = ""
     ending: Ending | None = None
     draws: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -131,7 +132,7 @@ def write(
         watch: for tests: called with the number of a row and its logits `[vocabulary]` before each token is drawn.
 
     Raises:
-        ModelFailed: a prompt is empty or longer than an expert's context, or logits are not finite.
+        ModelFailed: a prompt is empty or fills an expert's context, or logits are not finite.
     """
     if any(not prompt.strip() for prompt in prompts):
         raise ModelFailed("the prompt is empty: say what the kernel has to compute", code="model_reply_unusable")
@@ -200,15 +201,17 @@ class _Group:
 
     def _row(self, number: int, prompt: str) -> _Row:
         view = self.primary.tokenizer.view(prompt)
+        budget = self.sampling.max_tokens
         for index in self.active:
-            limit = self.mixture.experts[index].context
-            needed = len(self.mixture.experts[index].tokenizer.view(prompt).ids) + self.sampling.max_tokens
-            if needed > limit:
+            expert = self.mixture.experts[index]
+            taken = len(expert.tokenizer.view(prompt).ids)
+            if taken >= expert.context:
                 raise ModelFailed(
-                    f"the prompt and {self.sampling.max_tokens} new tokens need {needed} tokens and expert "
-                    f"{self.mixture.experts[index].name} takes {limit}: shorten the intent or lower max_tokens",
+                    f"the prompt has {taken} tokens for expert {expert.name}, which takes {expert.context}: "
+                    "shorten the intent",
                     code="model_reply_unusable",
                 )
+            budget = min(budget, expert.context - taken)
         draws = np.random.default_rng([self.sampling.seed, number]).random(self.sampling.max_tokens)
         return _Row(
             number=number,
@@ -222,6 +225,7 @@ class _Group:
                 len(self.mixture.experts[peer.expert].tokenizer.view(prompt).ids) for peer in self.peers
             ],
             draws=draws,
+            budget=budget,
         )
 
     def write(self, watch: Callable[[int, Tensor], None] | None) -> list[_Row]:
@@ -360,8 +364,15 @@ class _Group:
                 row.text, row.ending = row.text[:cut], "stop"
             elif repeats(row.stream.ids):
                 row.ending = "repetition"
-            elif step + 1 == self.sampling.max_tokens:
+            elif step + 1 >= row.budget or self._full(row):
                 row.ending = "length"
+
+    def _full(self, row: _Row) -> bool:
+        """Whether a peer, which may need more tokens for the same text, has no room for what comes next."""
+        return any(
+            len(view.ids) + self.sampling.refresh >= self.mixture.experts[peer.expert].context
+            for peer, view in zip(self.peers, row.peer_views, strict=True)
+        )
 
     def _drop_ended(self) -> None:
         if all(row.ending is None for row in self.rows):

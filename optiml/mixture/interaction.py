@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 UNSEEN = 1 << 30  # the end of a token that nobody may see: padding
-_SPREAD, _OUTWARD_SPREAD = 0.02, 0.002
+_SPREAD = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,9 @@ class Interaction(nn.Module):
         self.empty_key = nn.Parameter(torch.zeros(heads, shared // heads))
         self.primary_gates = nn.Parameter(torch.zeros(len(widths)))
         self.peer_gates = nn.Parameter(torch.zeros(len(widths)))
-        for name, part in self.named_modules():
+        for part in self.modules():
             if isinstance(part, nn.Linear):
-                small = name.startswith(("outward", "adapters"))
-                nn.init.normal_(part.weight, std=_OUTWARD_SPREAD if small else _SPREAD)
+                nn.init.normal_(part.weight, std=_SPREAD)
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
 

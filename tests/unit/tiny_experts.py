@@ -84,6 +84,7 @@ def model(kind: str, vocabulary: int, *, seed: int) -> Any:
 
 
 KINDS = (("llama", 300), ("qwen2", 340), ("starcoder2", 258))
+SPARE = 8  # rows of the embedding that no token uses, as real models have; some tokenizers add a token when loaded
 
 
 def write_experts(folder: Path) -> tuple[Path, ...]:
@@ -92,7 +93,7 @@ def write_experts(folder: Path) -> tuple[Path, ...]:
     for seed, (kind, vocabulary) in enumerate(KINDS):
         made = tokenizer(vocabulary)
         where = folder / kind
-        model(kind, len(made), seed=seed).save_pretrained(where)
+        model(kind, len(made) + SPARE, seed=seed).save_pretrained(where)
         made.save_pretrained(where)
         folders.append(where)
     return tuple(folders)
