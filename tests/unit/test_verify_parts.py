@@ -13,7 +13,7 @@ import pytest
 
 from optiml.codec import decode
 from optiml.device.sampling import sampled_blocks
-from optiml.errors import InvalidInput
+from optiml.errors import Busy, InvalidInput, WorkerTimeout
 from optiml.problems.problem import builtin_names, check_problem, load_builtin, named_distributions, satisfies
 from optiml.records import Problem, Tolerance
 from optiml.verify.compare import CAP, compare, first_mismatch, floor_rtol, tolerance_for
@@ -284,6 +284,20 @@ def test_integers_that_the_output_cannot_hold_are_the_references_mistake(referen
     narrow = dataclasses.replace(problem, outputs={"y": dataclasses.replace(problem.outputs["y"], dtype="int8")})
     with pytest.raises(InvalidInput, match="int8 cannot hold"):
         references.expected(narrow, narrow.workloads[0], {"x": np.arange(4, dtype=np.float32)})
+
+
+def test_a_built_in_reference_that_gets_no_time_is_nobodys_mistake_and_may_be_tried_again(
+    references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object, **__: object) -> None:
+        raise WorkerTimeout("too slow")
+
+    monkeypatch.setattr(references._worker, "call", slow)
+    problem = load_builtin("relu").problem
+    with pytest.raises(Busy, match="try again"):
+        references.expected(problem, problem.workloads[0], {"x": np.zeros(256, dtype=np.float32)})
+    with pytest.raises(InvalidInput, match="did not end"):
+        run(references, "def run(x):\n    return x + 0")
 
 
 def run(references: References, source: str) -> Any:
