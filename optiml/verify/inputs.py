@@ -34,6 +34,7 @@ BIG_ELEMENTS = 1 << 20  # of the one hidden case that comes near the sizes of `b
 BIG_FLOPS = 5e7
 PROBED_COST = 2e5  # of the cases whose single elements are changed
 PROBED_CASES = 2
+MOST_SMALLER = 28  # sizes of one axis that are tried on the way to the smallest that fails
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +173,16 @@ def _big_case(problem: Problem, cases: Sequence[Case], rng: random.Random) -> It
         if cost(problem, workload) > max(cost(problem, case.workload) for case in cases):
             yield Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=1, optional=True)
         return
+
+
+def smaller_sizes(problem: Problem, name: str, size: int) -> list[int]:
+    """Sizes of one axis below `size`, smallest first: those at which kernels begin to fail."""
+    axis = problem.axes[name]
+    if axis.type == "const":
+        return []
+    below = [value for value in _candidates(axis, size) if value < size]
+    near_powers = [value for value in below if any((value + step).bit_count() <= 1 for step in (-1, 0, 1))]
+    return below if len(below) <= MOST_SMALLER else near_powers[:MOST_SMALLER]
 
 
 def bench_case(problem: Problem, workload: Workload, rng: random.Random) -> Case:

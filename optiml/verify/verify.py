@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from optiml.codec import kernel_id, problem_digest
 from optiml.device.device import Device, RunResult, Scrutiny
 from optiml.device.plan import BadLaunch, Plan, resolve_plan
-from optiml.errors import Fault, InvalidInput, KernelFault, Unsupported, WorkerDied
+from optiml.errors import Fault, InvalidInput, KernelFault, OptimlError, Unsupported, WorkerDied
 from optiml.expressions import evaluate
 from optiml.problems.data import draw, from_float64, is_float, to_float64
-from optiml.problems.problem import names_of
+from optiml.problems.problem import names_of, satisfies
 from optiml.records import (
     Build,
     CaseResult,
@@ -51,9 +51,10 @@ from optiml.verify.compare import (
     rms,
     tolerance_for,
 )
-from optiml.verify.contents import filled
+from optiml.verify.contents import filled, same_bits
 from optiml.verify.controls import passing_control
-from optiml.verify.explain import at_sizes, next_action, summary
+from optiml.verify.diagnose import likely_cause
+from optiml.verify.explain import at_sizes, next_action, summary, tolerance_policy
 from optiml.verify.inputs import (
     Case,
     bench_case,
@@ -61,6 +62,7 @@ from optiml.verify.inputs import (
     describe_domain,
     fixed_scalars,
     hidden_cases,
+    smaller_sizes,
     visible_cases,
     with_other_distributions,
 )
@@ -95,6 +97,10 @@ MAGNITUDE_SEEDS = 8
 VANISHED = 2.0**-48  # an output that much smaller than the inputs is what is left of a difference of equals
 SLOW_REFERENCE_S = 1.5  # optional cases whose reference would take longer are left out
 OPTIONAL_TIMEOUT_S = 3.0
+SHRINK_S = 1.5
+SHRUNK: frozenset[Reason] = frozenset(
+    ("fault", "unwritten_output", "nonfinite", "hard_coded", "imprecise", "wrong_values")
+)
 DOUBT_COST = 1e8  # operations or elements of a run that settles a doubt
 
 
@@ -110,6 +116,7 @@ class _Failure:
     detail: str
     mismatch: Mismatch | None = None
     fault: Fault | None = None
+    cause: str | None = None  # a guess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +135,15 @@ class _CaseOutcome:
     result: CaseResult
     failure: _Failure | None
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Smallest:
+    """The smallest sizes found at which a kernel fails, in figures and in words, and how it fails there."""
+
+    axes: Mapping[str, int]
+    failure: _Failure
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +209,7 @@ class Verifier:
         seed: int | None = None,
         reduced: bool = False,
         highest: bool = False,
+        explain: bool = True,
         build: Build | CompileFailure | None = None,
         warnings: tuple[str, ...] = (),
     ) -> Verdict:
@@ -202,6 +219,7 @@ class Verifier:
             level: `L0` the caller's sizes; `L1` hidden cases too; `L2` all checks of the device on every case.
             seed: of hidden sizes and all data; None draws a fresh one.
             reduced: fewer cases, and stop at the first failure: for the nodes of a search.
+            explain: look for the smallest size that fails, which takes up to a second.
             highest: where the device cannot give L2, accept at L1 and say so in a warning.
             build: a build already at hand.
 
@@ -224,7 +242,7 @@ class Verifier:
             return self._verdict(
                 kernel, problem, "unverified", "problem_degenerate", detail, started, build=build, warnings=warnings
             )
-        return self._run_cases(kernel, problem, build, rng, level, reduced, highest, started, warnings)
+        return self._run_cases(kernel, problem, build, rng, level, reduced, highest, explain, started, warnings)
 
     def why_unsound(self, problem: Problem) -> str | None:
         """Why a problem cannot judge a kernel: a control output passes its cases; None where it can.
@@ -279,6 +297,7 @@ class Verifier:
         level: Level,
         reduced: bool,
         highest: bool,
+        explain: bool,
         started: float,
         warnings: tuple[str, ...],
     ) -> Verdict:
@@ -319,21 +338,25 @@ class Verifier:
         levels: tuple[Level, ...] = ("L0",) if level == "L0" or reduced else ("L0", "L1")
         if failures:
             failure = _first_reason(failures)
+            smallest = None
+            if explain and not reduced and failure.reason in SHRUNK:
+                failed = min(
+                    (outcome.case for outcome in outcomes if outcome.failure is not None),
+                    key=lambda case: cost(problem, case.workload),
+                )
+                smallest = self._shrunk(kernel, problem, build, failed, rng)
+            detail = failure.detail
+            if smallest is not None:
+                detail = f"{detail}; the smallest failing size found is {smallest.text}"
+            cause = (smallest.failure.cause if smallest is not None else None) or failure.cause
+            if cause is not None:
+                detail = f"{detail}; likely cause: {cause}"
             return self._verdict(
-                kernel,
-                problem,
-                "rejected",
-                failure.reason,
-                failure.detail,
-                started,
-                build=build,
-                warnings=warnings,
-                cases=cases,
-                domain=domain,
-                levels=levels,
-                mismatch=failure.mismatch,
-                fault=failure.fault,
-            )
+                kernel, problem, "rejected", failure.reason, detail, started,
+                build=build, warnings=warnings, cases=cases, domain=domain, levels=levels,
+                mismatch=failure.mismatch, fault=failure.fault, cause=cause,
+                smallest=None if smallest is None else smallest.axes,
+            )  # fmt: skip
         if hidden and not any(outcome.result.hidden for outcome in outcomes):
             detail = (
                 f"the reference of {problem.name} is not finite at any hidden size; name distributions in its "
@@ -368,6 +391,39 @@ class Verifier:
             kernel, problem, "accepted", None, None, started,
             build=build, warnings=warnings, cases=cases, domain=domain, levels=levels, sanitizer=sanitizer,
         )  # fmt: skip
+
+    def _shrunk(
+        self, kernel: Kernel, problem: Problem, build: Build, case: Case, rng: random.Random
+    ) -> _Smallest | None:
+        """The smallest sizes at which a failing case still fails, found axis by axis in little time."""
+        axes = dict(case.workload.axes)
+        failure: _Failure | None = None
+        passing: dict[str, int] = {}
+        deadline = time.monotonic() + SHRINK_S
+        for name in axes:
+            for size in smaller_sizes(problem, name, axes[name]):
+                if time.monotonic() > deadline:
+                    break
+                workload = dataclasses.replace(case.workload, axes={**axes, name: size})
+                if not satisfies(problem, workload.axes, workload.scalars):
+                    continue
+                tried = dataclasses.replace(case, workload=workload, hidden=True, optional=True, probed=False)
+                try:
+                    outcome = self._run_case(kernel, problem, build, tried, rng, level="L0", reduced=True)
+                except OptimlError as error:  # sizes that the data or the reference do not allow
+                    if isinstance(error, WorkerDied) and error.cancelled:
+                        raise
+                    continue
+                if outcome is not None and outcome.failure is not None:
+                    axes, failure = {**axes, name: size}, outcome.failure
+                    break
+                if outcome is not None:
+                    passing[name] = size
+        if failure is None:
+            return None
+        sizes = ", ".join(f"{name}={size}" for name, size in axes.items())
+        passes = ", ".join(f"{name}={size}" for name, size in passing.items() if size < axes[name])
+        return _Smallest(axes=axes, failure=failure, text=f"{sizes} ({passes} passes)" if passes else sizes)
 
     def _sanitize(
         self, kernel: Kernel, problem: Problem, build: Build, cases: Sequence[Case], rng: random.Random
@@ -730,7 +786,13 @@ class Verifier:
                     reason = "unwritten_output"
                 if index > 0 and not failures and self._right_alone(problem, plan, prepared, index, build):
                     reason = "state_across_runs"
-                failures.append(_Failure(reason=reason, detail=_mismatch_text(mismatch, reason), mismatch=mismatch))
+                before = [earlier[name] for earlier in prepared.expected[:index]]
+                cause = likely_cause(
+                    to_float64(arrays[name], tensor.dtype) if is_float(tensor.dtype) else arrays[name],
+                    expected, found.wrong, unwritten=same_bits(arrays[name], poison), before=before,
+                )  # fmt: skip
+                text = _mismatch_text(mismatch, reason)
+                failures.append(_Failure(reason=reason, detail=text, mismatch=mismatch, cause=cause))
         return (_first_reason([(item, False) for item in failures]) if failures else None, worst_error, worst_relative)
 
     def _right_alone(self, problem: Problem, plan: Plan, prepared: _Prepared, index: int, build: Build) -> bool:
@@ -817,6 +879,8 @@ class Verifier:
         mismatch: Mismatch | None = None,
         fault: Fault | None = None,
         sanitizer: Mapping[str, str] | None = None,
+        cause: str | None = None,
+        smallest: Mapping[str, int] | None = None,
     ) -> Verdict:
         identity = kernel_id(kernel)
         draft = Verdict(
@@ -839,6 +903,9 @@ class Verifier:
             first_mismatch=mismatch,
             fault=fault,
             sanitizer=sanitizer,
+            likely_cause=cause,
+            smallest_failing=smallest,
+            tolerance_policy=tolerance_policy(problem) if cases else None,
             device=self._device.info,
             seconds=round(time.monotonic() - started, 3),
             uri=f"optiml://kernels/{identity}",
@@ -950,11 +1017,8 @@ def _mutated_input(plan: Plan, before: Mapping[str, Array], after: Mapping[str, 
 
 
 def _reason_of(wrong: Array, actual: Array, poison: Array, found: Comparison, run: int, *, in_place: bool) -> Reason:
-    if not in_place and run == 0 and actual.dtype.itemsize > 1:
-        kind = f"u{actual.dtype.itemsize}"
-        untouched = np.ascontiguousarray(actual).view(kind) == np.ascontiguousarray(poison).view(kind)
-        if bool((untouched & wrong).any()):
-            return "unwritten_output"
+    if not in_place and run == 0 and actual.dtype.itemsize > 1 and bool((same_bits(actual, poison) & wrong).any()):
+        return "unwritten_output"
     if found.nonfinite:
         return "nonfinite"
     return "imprecise" if found.worst <= IMPRECISE_FACTOR else "wrong_values"
