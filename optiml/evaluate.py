@@ -29,6 +29,7 @@ from optiml.measure.timing import BenchInputs, Budget, contender, time_of, time_
 from optiml.records import Build, Evaluation, Kernel, Level, Problem, Profile, Reason, Verdict, Workload
 from optiml.store import Store, cache_key
 from optiml.toolchain.nvrtc import CompileFailure
+from optiml.toolchain.scan import host_call_warnings, register_warnings
 from optiml.verify.explain import next_action, summary
 from optiml.verify.physics import why_implausible
 from optiml.verify.reference import References
@@ -177,7 +178,12 @@ class Evaluator:
         build = self.build(kernel, arch=arch)
         real = level == "L2" and isinstance(self.device, TimedDevice)
         verdict = self._verifier.verify(
-            kernel, problem, level="L1" if real else level, seed=seed, build=build, warnings=warnings
+            kernel,
+            problem,
+            level="L1" if real else level,
+            seed=seed,
+            build=build,
+            warnings=(*warnings, *_static_warnings(kernel, build)),
         )
         if real and verdict.status == "accepted" and isinstance(build, Build):
             verdict = self._at_level_two(kernel, problem, build, verdict, seed)
@@ -412,7 +418,10 @@ class Evaluator:
         verdict = verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
         if self._sanitizer is None or verdict.status != "accepted" or not isinstance(build, Build):
             return verdict
-        return self._at_level_two(kernel, problem, build, verdict, seed * 4 + 3)
+        highest = self._at_level_two(kernel, problem, build, verdict, seed * 4 + 3)
+        if highest.status != "unverified":
+            return highest
+        return dataclasses.replace(verdict, warnings=(*verdict.warnings, str(highest.detail)))
 
     # --- level 2 on a GPU -----------------------------------------------------------------------------------
     def _at_level_two(
@@ -480,6 +489,12 @@ class Evaluator:
 
     def close(self) -> None:
         self.device.close()
+
+
+def _static_warnings(kernel: Kernel, build: Build | CompileFailure) -> tuple[str, ...]:
+    """What the text alone gives to think about; it never decides."""
+    of_host = () if kernel.launcher is None else host_call_warnings(kernel.source)
+    return of_host if isinstance(build, CompileFailure) else (*of_host, *register_warnings(build.ptx))
 
 
 def _bench(problem: Problem) -> tuple[Workload, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 from optiml.codec import kernel_id
 from optiml.errors import InvalidInput
 from optiml.generate.generate import catalogue_candidates
-from optiml.generate.writer import kernel_task
+from optiml.generate.writer import kernel_question
 from optiml.kernel_file import write_kernel_text
 from optiml.llm.model import Message
 from optiml.mixture.conversation import answer_of, prompt_of
@@ -72,7 +72,7 @@ class Record:
         """What a mixture reads: the task as the writer puts it, or the bare intent where no problem is named."""
         if self.problem is None:
             return prompt_of([Message(role="user", text=self.intent)], instructed=False)
-        return prompt_of(kernel_task(_problem(self.problem, self.dtype), self.intent), instructed=False)
+        return prompt_of(kernel_question(_problem(self.problem, self.dtype), self.intent), instructed=False)
 
     @property
     def answer(self) -> str:
