@@ -28,8 +28,9 @@ def failed_bars(summary: dict[str, Any]) -> list[str]:
         failed.append("exact results")
     if summary["probes_within_bounds"] < summary["probes"]:
         failed.append("approximate instructions")
-    if summary["counted"] and summary["memory_share"] < LEAST_MEMORY_SHARE:
+    unexplained = any("unexplained" in item["why"] for item in summary["memory_off"].values())
+    if summary["counted"] and (summary["memory_share"] < LEAST_MEMORY_SHARE or unexplained):
         failed.append("global sectors and requests")
-    if summary["conflicts_within"] < summary["counted"]:
+    if any("unexplained" in item["why"] for item in summary["conflicts_off"].values()):
         failed.append("bank conflicts")
     return failed

@@ -16,7 +16,7 @@ from optiml.ptx import LaunchResult, Limits, Machine, Module, engine_name, parse
 from optiml.toolchain.nvrtc import header_folders
 
 DATA = Path(__file__).parent / "data"
-INCLUDE, LIBRARIES = header_folders()
+INCLUDES = tuple(f"-I{folder}" for folder in header_folders())
 NO_LIMITS = Limits()
 CHECKS = frozenset({"race", "uninitialised"})
 
@@ -37,7 +37,7 @@ def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -
         [name.encode() for name in HEADERS],
     )  # fmt: skip
     options = [
-        f"--gpu-architecture={arch}", "-lineinfo", "-default-device", f"-I{INCLUDE}", f"-I{LIBRARIES}",
+        f"--gpu-architecture={arch}", "-lineinfo", "-default-device", *INCLUDES,
         "-DINFINITY=__int_as_float(0x7f800000)", *flags,
     ]  # fmt: skip
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
