@@ -72,7 +72,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("matmul", rf"\b[A-Z]=[A-Z](?:\s?[@*]\s?|\s?x\s?)[A-Z]\b{_END}"),
     ("matmul", rf"\b(?:[A-Za-z]\w{{0,5}}=)?[A-Z]@[A-Z]\b{_END}"),
     ("matmul", rf"{_START}(?<![=\[,])\b[A-Z][*@][A-Z]\b(?!=|,|\]){_END}"),
-    ("matmul", rf"\bC=A\s?B\b{_END}"),
+    ("matmul", rf"\bC=A\s?B\b{_END}(?!\^)"),
     ("matmul", rf"\b(?:np|torch|jnp|cp)\.(?:matmul|mm)\(\w+,\w+\){_END}"),
     ("vector_add", rf"{_START}{_LEFT}?(?:np|torch|jnp|cp)\.add\(\w+,\w+\){_END}"),
     ("matrix-vector product", r"\b[a-z]=[A-Z]\s?[@*]?\s?[a-z]\b"),
