@@ -1,4 +1,4 @@
-.PHONY: check test gpu bench conformance inspector bench-mcp soak
+.PHONY: check test gpu bench conformance inspector agents bench-mcp soak
 check:
 	ruff check .
 	ruff format --check optiml optiml_mcp tools tests
@@ -14,6 +14,9 @@ conformance:
 	python tools/conformance.py --folder build/node
 inspector:
 	python tools/inspector.py --folder build/node
+# Claude Code and Codex, driven by a scripted model on this machine; 800 MB from npm, so not part of CI.
+agents:
+	python tools/agents.py --folder build/node --json benchmarks/agents.json
 # Cold start and cached answers; needs a quiet machine for the wall clock.
 bench-mcp:
 	python tools/bench_mcp.py --json benchmarks/mcp_speed.json

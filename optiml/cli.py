@@ -131,10 +131,11 @@ def generate(
     device: DeviceOption = "auto",
     verify: Annotated[bool, typer.Option(help="Check each kernel.")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the first kernel to this file.")] = None,
+    trust_reference: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Generate verified kernels for an intent or a problem."""
-    with _errors_reported(as_json), open_bench() as bench:
+    with _errors_reported(as_json), open_bench(trust_reference=trust_reference) as bench:
         if text is None and problem is None:
             raise InvalidInput("nothing to generate: give TEXT or --problem")
         generated = bench.generate(
@@ -207,11 +208,13 @@ def profile(
     launch_skip: Annotated[int | None, typer.Option(min=0, help="With these: launches to skip.")] = None,
     launch_count: Annotated[int | None, typer.Option(min=1, help="With these: launches to take.")] = None,
     device: DeviceOption = "auto",
+    trust_reference: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Time, counters, bottleneck and hot lines of an accepted KERNEL, of a report, or of a program (-- COMMAND ...)."""
     command: list[str] | None = context.meta.get(_COMMAND)
-    with _errors_reported(as_json), open_bench(allow_commands=command is not None) as bench:
+    rights = {"trust_reference": trust_reference, "allow_commands": command is not None}
+    with _errors_reported(as_json), open_bench(**rights) as bench:
         names = None if metrics is None else tuple(metrics.split(","))
         if report is not None or command is not None:
             if kernel is not None or problem is not None or baseline is not None or (report and command):
@@ -244,10 +247,11 @@ def compare(
     axes: AxesOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = "auto",
+    trust_reference: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two kernels. Exit 0 faster or same, 1 slower or rejected, 2 inconclusive or error."""
-    with _errors_reported(as_json), open_bench() as bench:
+    with _errors_reported(as_json), open_bench(trust_reference=trust_reference) as bench:
         found = bench.compare(
             read_kernel(new),
             read_kernel(old),
@@ -266,10 +270,11 @@ def judge(
     problem: ProblemOption = None,
     judged_by: Annotated[str, typer.Option("--judge", help="rules, or a model: chat.")] = "rules",
     device: DeviceOption = "auto",
+    trust_reference: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Judge an edit before it is measured."""
-    with _errors_reported(as_json), open_bench() as bench:
+    with _errors_reported(as_json), open_bench(trust_reference=trust_reference) as bench:
         old = read_kernel(before)
         new = {"base": old, "diff": _read_text(after)} if after.endswith((".diff", ".patch")) else read_kernel(after)
         found = bench.judge(read_problem(_needed(problem)), old, new, judge=judged_by, device=device)
@@ -509,6 +514,8 @@ def serve(
     ] = None,
     allow_commands: Annotated[bool, typer.Option(help="Let profile_ncu run commands.")] = False,
     trust_reference: TrustOption = False,
+    log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info (a line for each call), warning or error.")] = "warning",
     print_config: Annotated[
         str | None,
         typer.Option(metavar="CLIENT", help="Print the configuration for claude-code, codex, cursor, vscode."),
@@ -523,7 +530,14 @@ def serve(
             _note(f"for {place}:")
             typer.echo(text)
             return
-        serve_with(http=http, roots=root, allow_commands=allow_commands, trust_reference=trust_reference)
+        serve_with(
+            http=http,
+            roots=root,
+            allow_commands=allow_commands,
+            trust_reference=trust_reference,
+            log=log,
+            log_level=log_level,
+        )
 
 
 # --- reading what the user named -------------------------------------------------------------------------------------

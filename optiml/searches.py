@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from optiml.codec import encode
-from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError, SetupError
+from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError
 from optiml.evaluate import Evaluator
 from optiml.kernel_file import write_kernel_text
 from optiml.llm.model import Model
@@ -139,9 +139,9 @@ class Searches:
             (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
             Search(spec, Journal(folder / JOURNAL_NAME))
         except OSError as error:
-            raise SetupError(
-                f"the run cannot be written below OPTIML_HOME ({error.strerror}); set OPTIML_HOME to a writable folder",
-                code="no_home",
+            raise Busy(
+                f"the run cannot be written below OPTIML_HOME ({error.strerror}): free some space, or set OPTIML_HOME "
+                "to a folder that can be written, then start it again"
             ) from error
         return run_id
 
@@ -221,6 +221,15 @@ class Searches:
             }
             for node in search.tree.nodes
         )
+
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all runs, newest first; nothing of them is read."""
+        found = []
+        for folder in self._folder.glob("r-*") if self._folder.is_dir() else ():
+            with contextlib.suppress(OSError):
+                if RUN_ID.fullmatch(folder.name) and not folder.is_symlink():
+                    found.append((folder.stat().st_mtime, folder.name))
+        return tuple(name for _, name in sorted(found, reverse=True))
 
     def list(self) -> tuple[RunSummary, ...]:
         """All readable runs, newest first."""

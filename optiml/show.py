@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,8 @@ COMMANDS = {  # advice speaks of the tools; at a terminal they are commands
 _TOOL = re.compile("|".join(COMMANDS))
 _START = re.compile(r"run_mcts with action start, problem (\w+) and this kernel")
 _STATUS = {"running": "unfinished"}  # whether some process works on it just now is not known
+LEAST_ROOM = 24  # columns; text is not broken into less
+INDENT = 4  # of a column that stands below the others
 MOST_CASES = 40  # --json has them all
 
 
@@ -88,12 +91,25 @@ def _line(*parts: str) -> None:
     _console().print(text, soft_wrap=True)
 
 
+def _wrapped(text: str, indent: int) -> str:
+    """On a terminal, text broken at spaces to stand from column `indent` on; elsewhere text as it is."""
+    console = _console()
+    room = console.width - indent
+    if not console.is_terminal or len(text) <= room:
+        return text
+    below = room < LEAST_ROOM  # too little beside the other columns: on lines of its own
+    if below:
+        indent, room = INDENT, max(LEAST_ROOM, console.width - INDENT)
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return f"\n{'':{indent}}".join(["", *lines] if below else lines)
+
+
 def _fields(rows: Iterable[tuple[str, str]]) -> None:
     """Aligned `name  value` lines; empty values are left out."""
     shown = [(name, value) for name, value in rows if value]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
-        _line(f"  {name:<{width}}", value)
+        _line(f"  {name:<{width}}", _wrapped(value, width + 4))
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -102,17 +118,18 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
     for number, line in enumerate(lines):
         text = Text(style="bold" if number == 0 else "")
-        for cell, width in zip(line, widths, strict=True):
+        for cell, width in zip(line[:-1], widths, strict=False):
             text.append(f"{cell:<{width}}  ", style=COLOURS.get(cell, ""))
+        text.append(_wrapped(line[-1], sum(widths[:-1]) + 2 * len(widths[:-1])), style=COLOURS.get(line[-1], ""))
         text.rstrip()
         _console().print(text, soft_wrap=True)
 
 
 def _closing(next_action: str, warnings: Sequence[str]) -> None:
     for warning in warnings:
-        _line(f"warning: {warning}")
+        _line(_wrapped(f"warning: {warning}", 0))
     if next_action:
-        _line(f"next: {_TOOL.sub(lambda tool: COMMANDS[tool[0]], next_action)}")
+        _line(_wrapped(f"next: {_TOOL.sub(lambda tool: COMMANDS[tool[0]], next_action)}", 0))
 
 
 def _sizes(axes: Mapping[str, int]) -> str:
@@ -201,7 +218,7 @@ def _tensor(tensor: Tensor) -> str:
 def show_verdict(verdict: Verdict) -> None:
     """Whether a kernel is right, and if not what went wrong first."""
     _line(verdict.status, verdict.kernel_id, verdict.reason or "", " ".join(verdict.levels))
-    _line(verdict.summary)
+    _line(_wrapped(verdict.summary, 0))
     _fields(
         [
             ("detail", verdict.detail or ""),
@@ -284,7 +301,7 @@ def show_profile(profile: Profile) -> None:
         _comparison(profile.comparison)
     spread = "" if profile.time.p10_us is None else f" ({profile.time.p10_us:.2f} to {profile.time.p90_us:.2f})"
     _line(profile.kernel_id, f"{profile.time.median_us:.2f} us {profile.time.source}{spread}", _sizes(profile.axes))
-    _line(profile.summary)
+    _line(_wrapped(profile.summary, 0))
     light, occupancy = profile.speed_of_light, profile.occupancy
     _fields(
         [
@@ -369,7 +386,7 @@ def _comparison(comparison: Comparison) -> None:
 def show_judgement(judgement: Judgement) -> None:
     """An opinion on an edit."""
     _line(judgement.verdict, f"score {judgement.score:.2f}", f"by {judgement.judge}")
-    _line(judgement.summary)
+    _line(_wrapped(judgement.summary, 0))
     addresses = {True: "yes", False: "no", None: "cannot tell"}[judgement.addresses_diagnosis]
     _fields(
         [
@@ -395,7 +412,7 @@ def show_judgement(judgement: Judgement) -> None:
 
 def show_generated(generated: Generated) -> None:
     """The kernels found, and the source of the first."""
-    _line(generated.summary)
+    _line(_wrapped(generated.summary, 0))
     _fields(("assumed", item) for item in generated.assumed)
     if generated.candidates:
         _table(
@@ -439,7 +456,7 @@ def show_result(result: SearchResult) -> None:
     """The outcome of a search: the gain, the edits that led there and why each helped."""
     gain = "" if result.speedup is None else f"{result.speedup.median:.2f}x {result.speedup.source}"
     _line(_STATUS.get(result.status, result.status), result.run_id, result.problem, gain)
-    _line(result.summary)
+    _line(_wrapped(result.summary, 0))
     best = result.best
     _fields(
         [

@@ -855,6 +855,10 @@ class Workbench:
         """All runs, newest first."""
         return self.searches.list()
 
+    def run_ids(self) -> tuple[str, ...]:
+        """The ids of all runs, newest first."""
+        return self.searches.ids()
+
     def cancel_search(self, run_id: str) -> None:
         """Mark a run cancelled; whoever carries it out stops at the next evaluation."""
         self.searches.cancel(run_id)

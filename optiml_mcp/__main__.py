@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from optiml.errors import InvalidInput, OptimlError
 from optiml.settings import read_settings
+from optiml_mcp.log import FORMATS, LEVELS, log_to_stderr
 from optiml_mcp.serve import serve_stdio
 from optiml_mcp.server import build_server
 
@@ -29,9 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="optiml-mcp", description="Serve OptiML over MCP, on stdin and stdout by default."
     )
     parser.add_argument("--root", action="append", type=Path, help="folder whose files callers may name")
-    parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP on a loopback address instead of stdio")
+    parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP instead of stdio; see the README on tokens")
     parser.add_argument("--allow-commands", action="store_true", help="let profile_ncu run commands")
     parser.add_argument("--trust-reference", action="store_true", help="run references where no sandbox can hold them")
+    parser.add_argument("--log", choices=FORMATS, default="text", help="form of the log on stderr")
+    parser.add_argument("--log-level", choices=LEVELS, default="warning", help="info has a line for each call")
     options = parser.parse_args(arguments)
     try:
         serve_with(
@@ -39,23 +42,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
             roots=options.root,
             allow_commands=options.allow_commands,
             trust_reference=options.trust_reference,
+            log=options.log,
+            log_level=options.log_level,
         )
     except OptimlError as error:
         sys.stderr.write(f"optiml: {error.code}: {error}\n")
         sys.exit(2)
 
 
-def serve_with(*, http: str | None, roots: Sequence[Path] | None, allow_commands: bool, trust_reference: bool) -> None:
+def serve_with(
+    *,
+    http: str | None,
+    roots: Sequence[Path] | None,
+    allow_commands: bool,
+    trust_reference: bool,
+    log: str = "text",
+    log_level: str = "warning",
+) -> None:
     """Serve until the client leaves.
 
     Args:
-        http: HOST:PORT on this machine, or None for stdio.
+        http: HOST:PORT, or None for stdio.
         roots: folders whose files callers may name; None for the working folder.
         allow_commands: whether profile_ncu may run commands.
         trust_reference: whether references run where no sandbox can hold them.
+        log: form of the log on stderr, one of `log.FORMATS`.
+        log_level: one of `log.LEVELS`.
 
     Raises:
-        InvalidInput: a root is no folder, an address is not on this machine.
+        InvalidInput: a root is no folder, an address cannot be, or it is not of this machine and there is no token.
         SetupError: a way of serving that is not available.
     """
     sys.setswitchinterval(SWITCH_S)
@@ -63,7 +78,10 @@ def serve_with(*, http: str | None, roots: Sequence[Path] | None, allow_commands
     for folder in folders:
         if not folder.is_dir():
             raise InvalidInput(f"--root {folder} is no folder: name an existing one")
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for value, known in ((log, FORMATS), (log_level, LEVELS)):
+        if value not in known:
+            raise InvalidInput(f"--log and --log-level: {value[:40]!r} is none of {', '.join(known)}")
+    log_to_stderr(form=log, level=log_level)
     settings = read_settings(trust_reference=trust_reference, allow_commands=allow_commands, roots=folders)
     for warning in settings.warnings:
         LOG.warning(warning)

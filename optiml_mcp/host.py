@@ -1,8 +1,8 @@
 """The inside of a host: one workbench in a process of its own, which carries out what takes long.
 
-Started by `optiml_mcp.hosted`, never by hand. A call is `{"settings", "method", "positional", "named"}`; the answer is
-`{"value"}`, as JSON, with the warnings that were logged meanwhile. The host dies with the server, and its own children
-die with it.
+Started by `optiml_mcp.hosted`, never by hand. A call is `{"settings", "folder", "method", "positional", "named"}`; the
+answer is `{"value"}`, as JSON, with the warnings that were logged meanwhile. The host dies with the server, and its own
+children die with it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class _Host:
     def __call__(self, header: dict[str, Any], _: list[memoryview]) -> tuple[dict[str, Any], Sequence[bytes]]:
         if self._bench is None:
             os.chmod(os.environ["TMPDIR"], 0o711)  # our children have uids of their own, and folders of theirs in it
+            os.chdir(header["folder"])
             self._bench = Workbench(settings_from_json(header["settings"]))
         method = header["method"]
         if method == "compiler_version":

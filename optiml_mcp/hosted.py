@@ -21,7 +21,7 @@ from optiml.codec import encode, restore
 from optiml.errors import OptimlError, SetupError, WorkerDied
 from optiml.evaluate import CachedCompiler
 from optiml.process import Worker
-from optiml.records import Build, Generated, Judgement, Kernel, Profile, SearchResult, Verdict
+from optiml.records import Build, Generated, Judgement, Kernel, NsightReport, Profile, SearchResult, Verdict
 from optiml.sandbox import Policy
 from optiml.settings import Settings
 from optiml.toolchain.nvrtc import CompileFailure
@@ -36,6 +36,8 @@ CALLS_PER_HOST = 500  # then a fresh one takes over
 METHODS: Mapping[str, Any] = {  # of a workbench -> what they answer
     "verify": Verdict,
     "profile": Profile,
+    "profile_report": NsightReport,
+    "profile_command": NsightReport,
     "judge": Judgement,
     "generate": Generated,
     "run_search": SearchResult,
@@ -74,6 +76,7 @@ class Hosts:
         """
         header = {
             "settings": self._settings,
+            "folder": os.getcwd(),
             "method": method,
             "positional": encode(list(positional)),
             "named": encode(dict(named or {})),
@@ -187,6 +190,16 @@ class HostedWorkbench(Workbench):
         """As the workbench's own, in a host."""
         profile: Profile = self._hosted("profile", positional, named)
         return profile
+
+    def profile_report(self, *positional: Any, **named: Any) -> NsightReport:
+        """As the workbench's own, in a host."""
+        report: NsightReport = self._hosted("profile_report", positional, named)
+        return report
+
+    def profile_command(self, *positional: Any, **named: Any) -> NsightReport:
+        """As the workbench's own, in a host."""
+        report: NsightReport = self._hosted("profile_command", positional, named)
+        return report
 
     def judge(self, *positional: Any, **named: Any) -> Judgement:
         """As the workbench's own, in a host."""

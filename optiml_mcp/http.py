@@ -1,19 +1,21 @@
-"""Serving HTTP to clients on this machine: a bearer token, and lists of allowed Host and Origin headers.
+"""Serving HTTP: a bearer token, and lists of allowed Host and Origin headers.
 
-Only loopback addresses are served. A request without the token is refused before anything of MCP runs; Host and
-Origin are checked against loopback names, so that a web page cannot reach the server through the browser (DNS
-rebinding).
+A request without the token is refused before anything of MCP runs; Host and Origin are checked against known names, so
+that a web page cannot reach the server through the browser (DNS rebinding). Clients of this machine are served; those
+of other machines only where the user chose the token, and, where the server listens on every address, the names that
+they may use for it.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from optiml.errors import InvalidInput
 from optiml_mcp.protocol import OptimlServer
 
+LOG = logging.getLogger(__name__)
 TOKEN_VARIABLE = "OPTIML_HTTP_TOKEN"
 TOKEN_FILE_VARIABLE = "OPTIML_HTTP_TOKEN_FILE"
+HOSTS_VARIABLE = "OPTIML_HTTP_HOSTS"  # names, with commas, under which clients of other machines know this one
 HEALTH_PATH = "/healthz"  # open, and says nothing but that the server lives
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+EVERYWHERE = ("0.0.0.0", "[::]")
 CLOSING_LIMIT_S = 3
 _SHORTEST_TOKEN = 16
 
@@ -37,7 +42,7 @@ _SHORTEST_TOKEN = 16
 class Address:
     """Where to listen."""
 
-    host: str  # one of LOOPBACK
+    host: str  # a name or a number; IPv6 in brackets
     port: int
 
 
@@ -45,16 +50,37 @@ def parse_address(text: str) -> Address:
     """HOST:PORT.
 
     Raises:
-        InvalidInput: not of that form, or not on this machine.
+        InvalidInput: not of that form.
     """
-    match = re.fullmatch(r"(.+):(\d{1,5})", text)
+    match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:.]+\]):(\d{1,5})", text)
     if match is None or not 1 <= int(match[2]) <= 65535:
         raise InvalidInput(f"--http {text[:60]!r} is not HOST:PORT: write 127.0.0.1:8765")
-    if match[1] not in LOOPBACK:
-        raise InvalidInput(
-            f"--http {match[1][:60]} is not this machine: listen on 127.0.0.1, and reach it from elsewhere by ssh -L"
-        )
     return Address(host=match[1], port=int(match[2]))
+
+
+def served_names(address: Address, *, token_made_up: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The names that clients may use for this server.
+
+    Raises:
+        InvalidInput: other machines could reach it, and the user chose no token, or did not say by which name.
+    """
+    if address.host in LOOPBACK:
+        return list(LOOPBACK)
+    if token_made_up:
+        raise InvalidInput(
+            f"--http {address.host[:60]} lets other machines in, and there is no token: put one into a file that only "
+            f"you can read and name it in {TOKEN_FILE_VARIABLE}, or listen on 127.0.0.1 and use ssh -L"
+        )
+    named = [name.strip() for name in environment.get(HOSTS_VARIABLE, "").split(",") if name.strip()]
+    if any(re.fullmatch(r"[A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\]", name) is None for name in named):
+        raise InvalidInput(f"{HOSTS_VARIABLE} holds something that is no host name: write names with commas")
+    if address.host not in EVERYWHERE:
+        return [*LOOPBACK, address.host, *named]
+    if not named:
+        raise InvalidInput(
+            f"--http {address.host} listens on every address: name this machine as clients do in {HOSTS_VARIABLE}"
+        )
+    return [*LOOPBACK, *named]
 
 
 def read_token(environment: Mapping[str, str] = os.environ) -> tuple[str, bool]:
@@ -85,9 +111,9 @@ def _token_of_file(path: Path) -> str:
     return lines[0] if lines else ""
 
 
-def http_app(server: OptimlServer[Any], token: str) -> ASGIApp:
-    """The whole service: MCP at /mcp behind the token."""
-    hosts = [pattern for name in LOOPBACK for pattern in (name, f"{name}:*")]
+def http_app(server: OptimlServer[Any], token: str, *, names: Sequence[str] = LOOPBACK) -> ASGIApp:
+    """The whole service: MCP at /mcp behind the token, for clients that know this machine by one of `names`."""
+    hosts = [pattern for name in names for pattern in (name, f"{name}:*")]
     security = TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=hosts,
@@ -112,10 +138,19 @@ class _TokenRequired:
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
         if hmac.compare_digest(given, self._expected):
+            if scope["method"] == "POST" and not _is_json(scope):
+                body = b'{"error": "invalid_params: send Content-Type: application/json"}'
+                await _reply(send, 415, body, [(b"content-type", b"application/json")])
+                return
             await self._app(scope, receive, send)
             return
         body = json.dumps({"error": "unauthorized: send the header Authorization: Bearer TOKEN"}).encode()
         await _reply(send, 401, body, [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")])
+
+
+def _is_json(scope: Scope) -> bool:
+    kind: bytes = dict(scope["headers"]).get(b"content-type", b"")
+    return kind.split(b";")[0].strip().lower() == b"application/json"
 
 
 async def _reply(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
@@ -125,16 +160,24 @@ async def _reply(send: Send, status: int, body: bytes, headers: list[tuple[bytes
 
 
 def serve_http(server: OptimlServer[Any], address: Address) -> None:
-    """Serve until a signal comes; open streams get a few seconds to end."""
+    """Serve until a signal comes; open streams get a few seconds to end.
+
+    Raises:
+        InvalidInput: a bad token, or other machines could reach it without one.
+    """
     token, made_up = read_token()
+    names = served_names(address, token_made_up=made_up)
+    if address.host not in LOOPBACK:
+        LOG.warning("other machines can reach this server, and what they send is not encrypted: see --http in README")
     sys.stderr.write(f"optiml: serving MCP at http://{address.host}:{address.port}/mcp\n")
     if made_up:
         sys.stderr.write(f"optiml: clients send the header Authorization: Bearer {token}\n")
     sys.stderr.flush()
     uvicorn.run(
-        http_app(server, token),
+        http_app(server, token, names=names),
         host=address.host.strip("[]"),
         port=address.port,
         log_level="warning",
+        log_config=None,  # the log of this process is set up already
         timeout_graceful_shutdown=CLOSING_LIMIT_S,
     )

@@ -62,11 +62,13 @@ class OptimlServer(MCPServer[L]):
     """The SDK's server with the exact texts and the stdio repairs of this package.
 
     Attributes:
+        app: what the lifespan yielded, for handlers that get no context; None before it began.
         closed: set once the lifespan has ended; a signal handler waits for it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app: L | None = None
         self.closed = anyio.Event()
 
     async def call_tool(

@@ -1,9 +1,10 @@
 """What a tool answers: JSON that fits in 8 KB, complete in itself, with links to what was left out.
 
 A reply is cut in this order until it fits: long logs are shortened, lists inside nested records keep their first
-entries, sources of kernels become null with the URI that serves them, lists and then maps at the top keep their first
-entries, whole fields go. Every cut is listed under the key `cut` with the full count and the URI, so that a reader
-knows what is missing and where it is.
+entries, sources of kernels become null with the URI that serves them, lists at the top keep their first entries, what
+must be whole (a kernel with its launches, a problem, a patch) becomes null, maps keep their first entries, whole fields
+go. Every cut is listed under the key `cut` with the full count and the URI, so that a reader knows what is missing and
+where it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from optiml.records import Evaluated, Profile, SearchResult
 MAX_REPLY_BYTES = 8000  # the contract allows 8 KB; the rest is room for a client that re-formats the JSON
 # What a reader acts on: shortened only when nothing else is left to cut.
 PROTECTED = ("summary", "next_action", "warnings", "kernel_id", "run_id", "job_id", "status", "reason", "uri")
+WHOLE = frozenset({"kernel", "problem", "patch", "diff", "template"})  # cut, they would be other ones, or none
 MOST_CUTS_LISTED = 12
 SMALL_LIST_BYTES = 400  # lists inside nested records that are no larger stay whole
 # Shown unless metrics are asked for by name: time, bytes, pressure on each unit, access patterns, occupancy.
@@ -167,7 +169,7 @@ def _strings_over(length: int, *, protected: bool) -> Callable[[dict[str, Any]],
         return [
             (path, node[: length - 1] + "…")
             for path, node in (_walk(reply) if protected else _unprotected(reply))
-            if isinstance(node, str) and len(node) > length and not _is_source(path)
+            if isinstance(node, str) and len(node) > length and not _is_whole(path)
         ]
 
     return find
@@ -180,9 +182,8 @@ def _largest_list(*, nested: bool) -> Callable[[dict[str, Any]], list[Edit]]:
         lists = [
             (path, node)
             for path, node in _unprotected(reply)
-            if isinstance(node, list) and len(node) > 1
-            if not nested
-            or (len(path) > 1 and not {"kernel", "problem"} & set(path) and size_of(node) > SMALL_LIST_BYTES)
+            if isinstance(node, list) and len(node) > 1 and not _is_whole(path)
+            if not nested or (len(path) > 1 and size_of(node) > SMALL_LIST_BYTES)
         ]
         path, node = max(lists, key=lambda item: size_of(item[1]), default=((), []))
         return [(path, node[: len(node) // 2])] if lists else []
@@ -191,9 +192,23 @@ def _largest_list(*, nested: bool) -> Callable[[dict[str, Any]], list[Edit]]:
 
 
 def _largest_map(reply: dict[str, Any]) -> list[Edit]:
-    maps = [(path, node) for path, node in _unprotected(reply) if isinstance(node, dict) and len(node) > 8]
+    maps = [
+        (path, node)
+        for path, node in _unprotected(reply)
+        if isinstance(node, dict) and len(node) > 8 and not _is_whole(path)
+    ]
     path, node = max(maps, key=lambda item: size_of(item[1]), default=((), {}))
     return [(path, dict(list(node.items())[: max(8, len(node) // 2)]))] if maps else []
+
+
+def _last_whole(reply: dict[str, Any]) -> list[Edit]:
+    """The last kernel, problem, patch or template: half of one would be taken for one."""
+    found = [
+        path
+        for path, node in _unprotected(reply)
+        if path[-1] in WHOLE and (isinstance(node, dict | list) or (isinstance(node, str) and len(node) > 120))
+    ]
+    return [(found[-1], None)] if found else []
 
 
 def _largest_field(reply: dict[str, Any]) -> list[Edit]:
@@ -213,6 +228,7 @@ _STAGES: tuple[Callable[[dict[str, Any]], list[Edit]], ...] = (
     _largest_list(nested=True),
     _last_source_over(0),
     _largest_list(nested=False),
+    _last_whole,
     _largest_map,
     _strings_over(120, protected=False),
     _largest_field,
@@ -235,6 +251,11 @@ def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def _unprotected(reply: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
     return ((path, node) for path, node in _walk(reply) if path and path[0] not in PROTECTED)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a value is part of something that is either whole or null."""
+    return not WHOLE.isdisjoint(path)
 
 
 def _is_source(path: Path) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Ctx = Context[Any, Any]
 LONGEST_PAGE = 65_536  # characters
+MOST_COMPLETIONS = 100  # the protocol allows no more
 DEFAULT_LIMIT = str(LONGEST_PAGE)
 _PROBLEM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KERNEL_ID = re.compile(r"[0-9a-f]{16}")
@@ -184,7 +185,7 @@ def add_prompts(server: OptimlServer[App]) -> None:
 
 
 def add_completion(server: OptimlServer[App]) -> None:
-    """Complete problem names in prompts and resource templates."""
+    """Complete problem names and run ids in prompts and resource templates."""
 
     @server.completion()  # type: ignore[no-untyped-call, untyped-decorator]  # the SDK left it without types
     async def complete(
@@ -192,10 +193,14 @@ def add_completion(server: OptimlServer[App]) -> None:
         argument: CompletionArgument,
         context: CompletionContext | None,
     ) -> Completion | None:
-        if argument.name not in ("problem", "name"):
+        if argument.name in ("problem", "name"):
+            names = await anyio.to_thread.run_sync(_problem_names)
+        elif argument.name == "run_id" and server.app is not None:
+            names = await server.app.call(lambda bench: bench.run_ids())
+        else:
             return None
-        names = await anyio.to_thread.run_sync(_problem_names)
-        return Completion(values=[name for name in names if name.startswith(argument.value)])
+        found = [name for name in names if name.startswith(argument.value)]
+        return Completion(values=found[:MOST_COMPLETIONS], total=len(found), has_more=len(found) > MOST_COMPLETIONS)
 
 
 def _problem_names() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
 from optiml.codec import digest, encode
-from optiml.errors import Busy, InvalidInput, OptimlError
+from optiml.errors import Busy, InvalidInput, OptimlError, WorkerDied, WorkerTimeout
 from optiml.records import Generated, Judgement, NsightReport, Profile, SearchResult, Verdict
 from optiml_mcp.arguments import (
     CompileVerify,
@@ -43,14 +44,16 @@ from optiml_mcp.arguments import (
 )
 from optiml_mcp.background import Background
 from optiml_mcp.jobs import Job, Jobs
+from optiml_mcp.log import fields as log_fields
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
-from optiml_mcp.replies import brief_profile, brief_result, fit
+from optiml_mcp.replies import brief_profile, brief_result, fit, size_of
 from optiml_mcp.resources import add_completion, add_prompts, add_resources, is_run_id
 from optiml_mcp.runs import Run, Runs
 
 if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
     from optiml.workbench import Answer, Request, Workbench
 
+LOG = logging.getLogger(__name__)
 FINISHING_S = 5.0
 QUESTIONS_AT_ONCE = 8  # to the workbench; each has a thread and a connection to the store
 QUESTION_LIMIT_S = 20.0
@@ -140,6 +143,7 @@ def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
         bench = LazyBench(bench_factory)
         questions = Background(threads=QUESTIONS_AT_ONCE, name="question")
         app = App(bench=bench, jobs=Jobs(), runs=Runs(bench), questions=questions)
+        server.app = app
         try:
             yield app
         finally:
@@ -378,7 +382,7 @@ def _state(
     status = "failed" if error is not None else result.status
     progress = None if run is None else run.progress
     if status == "running":
-        action = f"Call run_mcts with action=step and run_id={run_id} until status is finished."
+        action = f"Call run_mcts with action=step and run_id={run_id} again, as long as status is running."
     elif status == "needs_proposals":
         action = (
             f"Answer with run_mcts action=tell, run_id={run_id}, proposals=[{{request_id, kernel: {{base: "
@@ -411,7 +415,8 @@ def _state(
         known["answers"] = answers
     if requests:
         known["requests"] = requests
-        known["summary"] = f"{len(requests)} kernels wait for proposals. {known['summary']}"
+        waiting = "1 kernel waits" if len(requests) == 1 else f"{len(requests)} kernels wait"
+        known["summary"] = f"{waiting} for proposals. {known['summary']}"
     if progress is not None:
         known |= {
             "evaluations": max(result.spent.evaluations, progress.evaluations),
@@ -651,7 +656,12 @@ def _tool(definition: Definition) -> StrictTool:
             args = read(definition.arguments, arguments, tool=definition.name)
             reply = await definition.handler(ctx.request_context.lifespan_context, args, ctx)
         except OptimlError as error:
-            raise ToolError(f"{error.code}: {error}"[:MOST_ERROR_CHARACTERS]) from error
+            _log(definition.name, begun, outcome=error.code)
+            raise ToolError(f"{_told_code(error)}: {error}"[:MOST_ERROR_CHARACTERS]) from error
+        except anyio.get_cancelled_exc_class():
+            _log(definition.name, begun, outcome="cancelled")
+            raise
+        _log(definition.name, begun, outcome="answered", reply=reply)
         return CallToolResult(
             content=[TextContent(type="text", text=json.dumps(reply, ensure_ascii=False))],
             structured_content=reply,
@@ -669,6 +679,20 @@ def _tool(definition: Definition) -> StrictTool:
         context_kwarg="ctx",
         annotations=definition.annotations,
     )
+
+
+def _log(tool: str, begun: float, *, outcome: str, reply: Mapping[str, Any] | None = None) -> None:
+    """One line for a call: what it was and how it went, nothing of what it carried."""
+    if LOG.isEnabledFor(logging.INFO):
+        known = {name: (reply or {}).get(name) for name in ("status", "kernel_id", "run_id", "job_id")}
+        size = None if reply is None else size_of(reply)
+        seconds = round(time.perf_counter() - begun, 4)
+        LOG.info("call", extra=log_fields(tool=tool, outcome=outcome, seconds=seconds, bytes=size, **known))
+
+
+def _told_code(error: OptimlError) -> str:
+    """The code of the contract: what ended on our side for want of time or memory may go well at the next try."""
+    return Busy.code if isinstance(error, WorkerDied | WorkerTimeout) else error.code
 
 
 def _answer_schema(fields: Mapping[str, str]) -> dict[str, Any]:

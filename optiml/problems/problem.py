@@ -64,7 +64,8 @@ def load_builtin(name: str) -> Builtin:
     if name not in builtin_names():
         near = difflib.get_close_matches(name[:100], builtin_names(), n=1, cutoff=0.0)
         raise InvalidInput(
-            f"{name[:100]!r} is no built-in problem; the nearest is {near[0]!r} (optiml problems lists them)",
+            f"{name[:100]!r} is no built-in problem; the nearest is {near[0]!r} (optiml problems lists them): for a "
+            "problem of your own send the problem object each time, its name alone is not kept",
             code="unknown_problem",
         )
     folder = FOLDER / name

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optiml.errors import InvalidInput, SetupError, WorkerDied, WorkerTimeout
+from optiml.errors import Busy, InvalidInput, SetupError, WorkerDied, WorkerTimeout
 from optiml.problems.data import array_shape, is_float, raw, storage_dtype, to_float64
 from optiml.problems.problem import builtin_names, load_builtin, names_of
 from optiml.process import Worker
@@ -41,6 +41,7 @@ class References:
 
         Raises:
             InvalidInput: the reference fails, takes too long, or gives other shapes than declared.
+            Busy: a built-in reference was not given the time or memory that it needs.
             SetupError: code `no_sandbox`: a foreign reference, no sandbox, and no trust.
         """
         source = problem.reference
@@ -69,12 +70,19 @@ class References:
         try:
             reply, answers = self._worker.call(header, blobs, timeout_s=self._timeout_s)
         except WorkerTimeout as error:
+            if _is_built_in(source):
+                raise Busy(
+                    f"the reference of {problem.name} did not end within {self._timeout_s:g} s on this busy machine: "
+                    "try again, or raise OPTIML_REFERENCE_TIMEOUT_S"
+                ) from error
             raise InvalidInput(
                 f"the reference of {problem.name} did not end within {self._timeout_s:g} s at {dict(workload.axes)}"
             ) from error
         except WorkerDied as error:
             if error.cancelled:  # we are closing: the reference is not to blame
                 raise
+            if _is_built_in(source):
+                raise Busy(f"the process of {problem.name}'s reference was ended from outside: try again") from error
             raise InvalidInput(f"the reference of {problem.name} ended its process at {dict(workload.axes)}") from error
         if "error" in reply:
             raise InvalidInput(f"the reference of {problem.name} failed at {dict(workload.axes)}: {reply['error']}")
@@ -86,9 +94,7 @@ class References:
 
     def _admit(self, source: str, *, drafted: bool) -> None:
         """Refuse foreign text where nothing holds it; a model's text is nobody's own, so trust does not cover it."""
-        if (self._trust and not drafted) or any(
-            load_builtin(name).problem.reference == source for name in builtin_names()
-        ):
+        if (self._trust and not drafted) or _is_built_in(source):
             return
         if not self._worker.layers.strong:
             raise SetupError(
@@ -102,6 +108,11 @@ class References:
 
     def close(self) -> None:
         self._worker.close()
+
+
+def _is_built_in(source: str) -> bool:
+    """Whether a reference is our own code: then neither its author nor its caller is to blame for it."""
+    return any(load_builtin(name).problem.reference == source for name in builtin_names())
 
 
 def _fits(array: Array, dtype: str) -> bool:

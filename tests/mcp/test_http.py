@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from mcp.client.streamable_http import streamable_http_client
 from starlette.types import ASGIApp
 
 from optiml.errors import InvalidInput
-from optiml_mcp.http import http_app, parse_address, read_token
+from optiml_mcp.http import LOOPBACK, http_app, parse_address, read_token, served_names
 from optiml_mcp.server import build_server
 
 TOKEN = "a-token-of-some-length"
 URL = "http://127.0.0.1:8765/mcp"
 GOOD = {"Authorization": f"Bearer {TOKEN}"}
+ACCEPTED = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 PING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 
 
@@ -30,15 +31,19 @@ async def serving() -> AsyncIterator[httpx2.AsyncClient]:
     """A client whose requests go straight into the app, with its lifespan running."""
     async with (
         serving_app() as app,
-        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), headers=GOOD) as client,
+        client_of(app) as client,
     ):
         yield client
 
 
+def client_of(app: ASGIApp) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), headers=GOOD)
+
+
 @contextlib.asynccontextmanager
-async def serving_app() -> AsyncIterator[ASGIApp]:
+async def serving_app(names: Sequence[str] = LOOPBACK) -> AsyncIterator[ASGIApp]:
     """The app with its lifespan running."""
-    app: ASGIApp = http_app(build_server(FakeWorkbench), TOKEN)  # type: ignore[arg-type]
+    app: ASGIApp = http_app(build_server(FakeWorkbench), TOKEN, names=names)  # type: ignore[arg-type]
     to_app, from_test = anyio.create_memory_object_stream[dict[str, Any]](8)
     started, stopped = anyio.Event(), anyio.Event()
 
@@ -63,7 +68,7 @@ async def serving_app() -> AsyncIterator[ASGIApp]:
 
 
 async def status_of(**changes: Any) -> int:
-    headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    headers = ACCEPTED
     async with serving() as client:
         body = changes.pop("content", json.dumps(PING))
         response = await client.post(URL, content=body, headers=headers | changes)
@@ -79,7 +84,7 @@ async def status_of(**changes: Any) -> int:
         ("Host", "evil.example", 421),
         ("Origin", "https://evil.example", 403),
         ("Origin", "null", 403),
-        ("Content-Type", "text/plain", 400),
+        ("Content-Type", "text/plain", 415),
         ("MCP-Protocol-Version", "1999-01-01", 400),
     ],
 )
@@ -110,10 +115,45 @@ def test_a_client_with_the_token_uses_the_tools(era: str) -> None:
     anyio.run(play)
 
 
-@pytest.mark.parametrize("text", ["8765", "0.0.0.0:8765", "example.com:80", "127.0.0.1:0", "127.0.0.1:99999", ":80"])
-def test_only_addresses_of_this_machine_are_served(text: str) -> None:
-    with pytest.raises(InvalidInput):
+@pytest.mark.parametrize("text", ["8765", "127.0.0.1:0", "127.0.0.1:99999", ":80", "a b:80", "[::1:80"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="HOST:PORT"):
         parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:8765", "example.com:80", "[::]:80", "192.0.2.1:8765"])
+def test_other_machines_are_let_in_only_with_a_token_that_the_user_chose(text: str) -> None:
+    address = parse_address(text)
+    environment = {"OPTIML_HTTP_HOSTS": "gpu.example, 192.0.2.1"}
+    with pytest.raises(InvalidInput, match="OPTIML_HTTP_TOKEN_FILE"):
+        served_names(address, token_made_up=True, environment=environment)
+    assert "gpu.example" in served_names(address, token_made_up=False, environment=environment)
+
+
+def test_listening_on_every_address_needs_the_names_that_clients_use() -> None:
+    with pytest.raises(InvalidInput, match="OPTIML_HTTP_HOSTS"):
+        served_names(parse_address("0.0.0.0:8765"), token_made_up=False, environment={})
+    with pytest.raises(InvalidInput, match="no host name"):
+        served_names(parse_address("a.b:1"), token_made_up=False, environment={"OPTIML_HTTP_HOSTS": "*"})
+    assert served_names(parse_address("localhost:1"), token_made_up=True, environment={}) == list(LOOPBACK)
+
+
+def test_a_client_of_another_machine_needs_the_token_and_the_right_name() -> None:
+    async def play() -> None:
+        async with serving_app(names=("gpu.example",)) as app, client_of(app) as client:
+            statuses = [
+                (await client.post(url, json=PING, headers={**ACCEPTED, **headers})).status_code
+                for url, headers in (
+                    ("http://gpu.example:8765/mcp", {"Authorization": ""}),
+                    ("http://gpu.example:8765/mcp", {}),
+                    ("http://gpu.example:8765/mcp", {"Origin": "http://gpu.example:8765"}),
+                    ("http://other.example:8765/mcp", {}),
+                    ("http://gpu.example:8765/mcp", {"Origin": "http://other.example"}),
+                )
+            ]
+            assert statuses == [401, 200, 200, 421, 403]
+
+    anyio.run(play)
 
 
 def test_a_token_is_made_up_unless_one_is_given() -> None:

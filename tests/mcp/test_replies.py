@@ -30,6 +30,20 @@ def test_a_source_that_does_not_fit_becomes_null_with_the_uri_of_its_kernel() ->
     assert cut["cut"] == [{"path": "best.kernel.source", "total": 9000, "uri": "optiml://kernels/0123456789abcdef"}]
 
 
+def test_the_arguments_of_a_kernel_are_never_cut_the_kernel_goes_whole() -> None:
+    launches = [{"kernel": "k", "args": [f"x{n}" for n in range(200)], "grid": ["n"]} for _ in range(8)]
+    entry = {"kernel_id": "0123456789abcdef", "kernel": {"source": "x" * 100, "launches": launches}}
+    cut = fit(reply(requests=[entry] * 2, suggestions=[{"edit": "e", "patch": "+x\n" * 1000}] * 2), uri=URI)
+    for item in cut["requests"]:
+        kernel = item["kernel"]
+        assert kernel is None or [len(launch["args"]) for launch in kernel["launches"]] == [200] * 8
+    for item in cut["suggestions"] or ():
+        assert item["patch"] in (None, "+x\n" * 1000)
+    kernel_cuts = [note for note in cut["cut"] if note["path"].endswith(".kernel")]
+    assert kernel_cuts
+    assert kernel_cuts[0]["uri"] == "optiml://kernels/0123456789abcdef"
+
+
 def test_the_best_kernel_keeps_its_source_when_only_the_others_must_go() -> None:
     kernels = [{"kernel_id": f"{n:016x}", "kernel": {"source": "x" * 2500}} for n in range(4)]
     cut = fit(reply(candidates=kernels), uri=URI)

@@ -8,7 +8,7 @@ import pytest
 from calls import answer
 from fakes import RELU, FakeWorkbench
 from mcp import Client, MCPError
-from mcp.types import PromptReference
+from mcp.types import PromptReference, ResourceTemplateReference
 
 Play = Callable[[Callable[[Client], Any]], None]
 
@@ -126,6 +126,18 @@ def test_both_prompts_name_the_tools_to_call(play: Play) -> None:
         assert "run_mcts" in optimise.messages[0].content.text  # type: ignore[union-attr]
         write = await client.get_prompt("write_kernel", {"intent": "fp16 softmax"})
         assert "fp16 softmax" in write.messages[0].content.text  # type: ignore[union-attr]
+
+    play(scenario)
+
+
+def test_run_ids_are_completed(play: Play, bench: FakeWorkbench) -> None:
+    async def scenario(client: Client) -> None:
+        run_id = (await answer(client, "run_mcts", action="start", problem="relu"))["run_id"]
+        template = ResourceTemplateReference(type="ref/resource", uri="optiml://runs/{run_id}/report{?offset,limit}")
+        found = await client.complete(template, {"name": "run_id", "value": run_id[:3]})
+        assert found.completion.values == [run_id]
+        none = await client.complete(template, {"name": "run_id", "value": "x"})
+        assert none.completion.values == []
 
     play(scenario)
 

@@ -13,7 +13,7 @@ import pytest
 
 from optiml.codec import decode
 from optiml.device.sampling import sampled_blocks
-from optiml.errors import InvalidInput
+from optiml.errors import Busy, InvalidInput, WorkerTimeout
 from optiml.problems.problem import builtin_names, check_problem, load_builtin, named_distributions, satisfies
 from optiml.records import Problem, Tolerance
 from optiml.verify.compare import CAP, compare, first_mismatch, floor_rtol, tolerance_for
@@ -162,7 +162,8 @@ def test_hidden_cases_stay_in_the_domain_and_differ_from_the_shown_ones(name: st
     for case in hidden:
         assert satisfies(problem, case.workload.axes, case.workload.scalars)
         assert tuple(sorted(case.workload.axes.items())) not in shown
-        assert cost(problem, case.workload) <= max(3e5, 4 * max(cost(problem, w) for w in problem.workloads))
+        dearest = 5e7 if case.optional else max(3e5, 4 * max(cost(problem, w) for w in problem.workloads))
+        assert cost(problem, case.workload) <= dearest
 
 
 def test_hidden_sizes_reach_one_and_beyond_many_blocks() -> None:
@@ -189,7 +190,7 @@ def test_the_smallest_hidden_size_comes_with_every_distribution_and_many_runs() 
     cases = hidden_cases(problem, random.Random(3), reduced=False)
     least = min(case.workload.axes["n"] for case in cases if case.workload.axes["n"] > 0)
     seen = {str(case.workload.inputs["x"]) for case in cases if case.workload.axes["n"] == least}
-    assert seen == {str(item) for item in named_distributions(problem, "x")}
+    assert seen == {*(str(item) for item in named_distributions(problem, "x")), "low"}
     assert [case.workload.axes["n"] for case in cases if case.runs > RUNS] == [least]
 
 
@@ -283,6 +284,20 @@ def test_integers_that_the_output_cannot_hold_are_the_references_mistake(referen
     narrow = dataclasses.replace(problem, outputs={"y": dataclasses.replace(problem.outputs["y"], dtype="int8")})
     with pytest.raises(InvalidInput, match="int8 cannot hold"):
         references.expected(narrow, narrow.workloads[0], {"x": np.arange(4, dtype=np.float32)})
+
+
+def test_a_built_in_reference_that_gets_no_time_is_nobodys_mistake_and_may_be_tried_again(
+    references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object, **__: object) -> None:
+        raise WorkerTimeout("too slow")
+
+    monkeypatch.setattr(references._worker, "call", slow)
+    problem = load_builtin("relu").problem
+    with pytest.raises(Busy, match="try again"):
+        references.expected(problem, problem.workloads[0], {"x": np.zeros(256, dtype=np.float32)})
+    with pytest.raises(InvalidInput, match="did not end"):
+        run(references, "def run(x):\n    return x + 0")
 
 
 def run(references: References, source: str) -> Any:
