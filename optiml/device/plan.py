@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Mapping
 
 import numpy as np
 
-from optiml.device.entries import Parameter, entry_parameters
+from optiml.device.entries import Parameter, entry_parameters, required_block
 from optiml.device.recorded import recorded_plan
 from optiml.device.steps import (
     BadLaunch,
@@ -21,6 +22,7 @@ from optiml.device.steps import (
     Step,
     Upload,
     Value,
+    check_limits,
 )
 from optiml.errors import InvalidInput
 from optiml.expressions import evaluate, evaluate_float, names_in
@@ -61,8 +63,13 @@ def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workl
         shared = _evaluated(launch.shared_bytes, names, f"launch {index}: shared_bytes")
         symbol = build.entries[launch.kernel]
         static = build.resources[symbol].shared_bytes_per_block if symbol in build.resources else 0
-        _check_limits(index, grid, block, shared, static, limits)
-        args = _arguments(launch, parameters.get(symbol, ()), arrays, problem, names, index)
+        check_limits(f"launch {index}", grid, block, shared, static, limits)
+        required = required_block(build.ptx, symbol)
+        if required is not None and block != required:
+            raise BadLaunch(f"launch {index}: a block of {block}, but {launch.kernel} requires {required}")
+        taken = parameters.get(symbol, ())
+        given = _without_scratch(launch, taken) if kernel.language == "ptx" else launch
+        args = _arguments(given, taken, arrays, problem, names, index)
         launches.append(PlannedLaunch(symbol=symbol, grid=grid, block=block, shared_bytes=shared, args=args))
     return Plan(steps=tuple(launches), arrays=arrays)
 
@@ -101,22 +108,15 @@ def _extent(launch: Launch, label: str, names: Mapping[str, Scalar], index: int)
     return x, y, z
 
 
-def _check_limits(
-    index: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, static: int, limits: DeviceInfo
-) -> None:
-    where = f"launch {index}"
-    if min(grid) < 0 or any(size > most for size, most in zip(grid, limits.max_grid, strict=True)):
-        raise BadLaunch(f"{where}: a grid of {grid} is outside the device's limits {limits.max_grid}")
-    if min(block) <= 0 or any(size > most for size, most in zip(block, limits.max_block, strict=True)):
-        raise BadLaunch(f"{where}: a block of {block} is outside the device's limits {limits.max_block}")
-    threads = block[0] * block[1] * block[2]
-    if threads > limits.max_threads_per_block:
-        raise BadLaunch(f"{where}: {threads} threads a block exceed the limit of {limits.max_threads_per_block}")
-    if shared < 0 or shared + static > limits.max_shared_bytes_per_block:
-        raise BadLaunch(
-            f"{where}: {shared} bytes of dynamic and {static} of static shared memory were asked for; "
-            f"the device allows {limits.max_shared_bytes_per_block} a block"
-        )
+def _without_scratch(launch: Launch, parameters: tuple[Parameter, ...]) -> Launch:
+    """The launch with null for the last parameters if they are pointers that it leaves out.
+
+    Triton adds such pointers, to scratch memory that a kernel need not have.
+    """
+    missing = parameters[len(launch.args) :]
+    if not missing or any(p.bytes != 8 or p.type[0] == "f" for p in missing):
+        return launch
+    return dataclasses.replace(launch, args=(*launch.args, *[0] * len(missing)))
 
 
 def _arguments(
