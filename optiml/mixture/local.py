@@ -247,14 +247,6 @@ class MixtureModel:
             )
         return tuple(_completion(text) for text in texts)
 
-    def experts(self) -> tuple[MixtureModel, ...]:
-        """Each expert by itself, over the same models."""
-        return tuple(MixtureModel(self.models, number) for number in range(len(self.models.settings.experts)))
-
-    def router_only(self) -> MixtureModel:
-        """The expert that the router puts first writes alone."""
-        return MixtureModel(self.models, _ROUTER)
-
     def close(self) -> None:
         """End the child that holds the models; a later call starts it again."""
         self.models.close()
