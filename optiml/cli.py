@@ -30,6 +30,7 @@ from optiml.records import Comparison, Generated, Kernel, Level, Reason, SearchR
 from optiml.show import (
     show_built_pairs,
     show_checks,
+    show_generate_bench,
     show_generated,
     show_judgement,
     show_problem,
@@ -38,6 +39,7 @@ from optiml.show import (
     show_report,
     show_result,
     show_runs,
+    show_search_bench,
     show_skeleton,
     show_trained,
     show_verdict,
@@ -351,6 +353,95 @@ def report(
         if as_json:
             _finish({"run_id": run_id, "report": text}, show_runs, as_json)
         typer.echo(text)
+
+
+bench_app = typer.Typer(help="Measure the generators and the search.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+EvaluationsOption = Annotated[int, typer.Option(min=1, help="Kernels to try in each search.")]
+ProposerOption = Annotated[str, typer.Option(help="builtin, or a model: chat, text_mixture, mixture.")]
+FileOption = Annotated[Path | None, typer.Option("-o", "--output", help="Also write the JSON to this file.")]
+
+
+@bench_app.command("generate")
+def bench_generate(
+    arms: Annotated[str | None, typer.Option(help="Only these, with commas; default: all.")] = None,
+    samples: Annotated[int, typer.Option(min=1, max=100, help="Texts of each model for each prompt.")] = 1,
+    prompts: Annotated[str | None, typer.Option(help="Only the prompts of these ids, with commas.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: DeviceOption = "auto",
+    output: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How often each generator writes a kernel that builds and is right: build@k and pass@k over the prompts."""
+    from optiml.bench.generate import ARMS, bench_generate
+    from optiml.bench.prompts import load_prompts
+
+    with _errors_reported(as_json), open_bench() as bench:
+        wanted = None if prompts is None else set(prompts.split(","))
+        chosen = tuple(item for item in load_prompts() if wanted is None or item.id in wanted)
+        found = bench_generate(
+            bench,
+            chosen,
+            arms=ARMS if arms is None else tuple(arms.split(",")),
+            samples=samples,
+            seed=seed,
+            device=device,
+            on_progress=_note,
+        )
+        _written_too(output, found)
+        _finish(found, show_generate_bench, as_json)
+
+
+@bench_app.command("search")
+def bench_search(
+    problems: Annotated[str | None, typer.Option(help="Only these, with commas; default: all built-in ones.")] = None,
+    evaluations: EvaluationsOption = 24,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    proposer: ProposerOption = "builtin",
+    device: DeviceOption = "auto",
+    output: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How much faster the search makes the naive kernel of each problem."""
+    from optiml.bench.search import bench_search
+
+    with _errors_reported(as_json), open_bench() as bench:
+        found = bench_search(
+            bench,
+            problems=None if problems is None else tuple(problems.split(",")),
+            evaluations=evaluations,
+            seed=seed,
+            proposer=proposer,
+            device=device,
+            on_progress=_note,
+        )
+        _written_too(output, found)
+        _finish(found, show_search_bench, as_json)
+
+
+@bench_app.command("suite")
+def bench_suite(
+    evaluations: EvaluationsOption = 24,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    proposer: ProposerOption = "builtin",
+    device: DeviceOption = "auto",
+    output: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """From an intent to a searched kernel, for kernels that papers report."""
+    from optiml.bench.search import bench_suite
+
+    with _errors_reported(as_json), open_bench() as bench:
+        found = bench_suite(
+            bench, evaluations=evaluations, seed=seed, proposer=proposer, device=device, on_progress=_note
+        )
+        _written_too(output, found)
+        _finish(found, show_search_bench, as_json)
+
+
+def _written_too(path: Path | None, answer: Any) -> None:
+    if path is not None:
+        _write(path, json.dumps(encode(answer), indent=1) + "\n")
 
 
 @app.command("train-mixture")

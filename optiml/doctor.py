@@ -18,6 +18,7 @@ from optiml.process import probe
 from optiml.ptx import engine_name
 from optiml.settings import MixtureSettings, Settings
 from optiml.store import Store
+from optiml.toolchain.nvcc import find_toolkit
 from optiml.toolchain.nvrtc import Compiler, header_folders
 from optiml.toolchain.tools import find_tool
 
@@ -43,7 +44,7 @@ def examine(settings: Settings, store: Store) -> tuple[Check, ...]:
         *_gpus(),
         _sandbox(),
         _home(settings, store),
-        _optional("launcher kernels", "nvidia-cuda-nvcc", "toolchain", program="nvcc"),
+        _launchers(),
         _mixture(settings),
     )
 
@@ -145,6 +146,20 @@ def _home(settings: Settings, store: Store) -> Check:
     return Check(name="store", state="ok", detail=detail)
 
 
+def _launchers() -> Check:
+    """What kernels with host code need besides the sandbox."""
+    toolkit, host_compiler = find_toolkit(), shutil.which("g++")
+    if toolkit is not None and host_compiler is not None:
+        return Check(name="launcher kernels", state="ok", detail="nvcc and g++ are here, and run in a sandbox")
+    missing = [name for name, found in (("nvcc", toolkit), ("g++", host_compiler)) if found is None]
+    return Check(
+        name="launcher kernels",
+        state="warn",
+        detail=f"{' and '.join(missing)} not found; kernels with a launcher are left unverified",
+        fix="pip install 'optiml[toolchain]'" if toolkit is None else "apt-get install g++",
+    )
+
+
 def _mixture(settings: Settings) -> Check:
     name = "mixture generator"
     lacking = _optional(name, "torch", "mixture")
@@ -172,10 +187,8 @@ def _mixture(settings: Settings) -> Check:
     )
 
 
-def _optional(name: str, package: str, extra: str, *, program: str | None = None) -> Check:
+def _optional(name: str, package: str, extra: str) -> Check:
     fix = f"pip install 'optiml[{extra}]'"
-    if program is not None and shutil.which(program):
-        return Check(name=name, state="ok", detail=f"{program} is on PATH")
     try:
         return Check(name=name, state="ok", detail=f"{package} {version(package)}")
     except PackageNotFoundError:

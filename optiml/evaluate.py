@@ -29,6 +29,7 @@ from optiml.measure.timing import BenchInputs, Budget, contender, time_of, time_
 from optiml.records import Build, Evaluation, Kernel, Level, Problem, Profile, Reason, Verdict, Workload
 from optiml.store import Store, cache_key
 from optiml.toolchain.nvrtc import CompileFailure
+from optiml.toolchain.scan import host_call_warnings, register_warnings
 from optiml.verify.explain import next_action, summary
 from optiml.verify.reference import References
 from optiml.verify.sanitizer import Sanitized, sanitizer_items
@@ -176,7 +177,12 @@ class Evaluator:
         build = self.build(kernel, arch=arch)
         real = level == "L2" and isinstance(self.device, TimedDevice)
         verdict = self._verifier.verify(
-            kernel, problem, level="L1" if real else level, seed=seed, build=build, warnings=warnings
+            kernel,
+            problem,
+            level="L1" if real else level,
+            seed=seed,
+            build=build,
+            warnings=(*warnings, *_static_warnings(kernel, build)),
         )
         if real and verdict.status == "accepted" and isinstance(build, Build):
             verdict = self._at_level_two(kernel, problem, build, verdict, seed)
@@ -457,6 +463,12 @@ class Evaluator:
 
     def close(self) -> None:
         self.device.close()
+
+
+def _static_warnings(kernel: Kernel, build: Build | CompileFailure) -> tuple[str, ...]:
+    """What the text alone gives to think about; it never decides."""
+    of_host = () if kernel.launcher is None else host_call_warnings(kernel.source)
+    return of_host if isinstance(build, CompileFailure) else (*of_host, *register_warnings(build.ptx))
 
 
 def _bench(problem: Problem) -> tuple[Workload, ...]:

@@ -34,6 +34,8 @@ from optiml.records import (
 )
 
 if TYPE_CHECKING:  # numpy comes with both; `optiml --help` stays fast
+    from optiml.bench.generate import GenerateBench, Rates
+    from optiml.bench.search import SearchBench
     from optiml.mixture.run import BuiltPairs, Trained
     from optiml.problems.problem import Builtin
     from optiml.workbench import Check, RunSummary
@@ -515,3 +517,61 @@ def show_runs(runs: Sequence[RunSummary]) -> None:
             for item in runs
         ],
     )
+
+
+def show_generate_bench(found: GenerateBench) -> None:
+    """build@1 and pass@k of every arm, and the paired differences."""
+    _line(
+        f"{found.prompts} prompts, {found.inside} of them in the catalogue; {found.samples} texts of each model; "
+        f"judged on {found.device}"
+    )
+    _table(
+        ("arm", "status", "build@1", "pass@1", "95 %", "in catalogue", "outside", "wrong", "refused"),
+        [
+            (
+                item.arm,
+                item.status if item.why is None else f"{item.status}: {item.why}",
+                *_rate_cells(item.every),
+                _rate(None if item.inside is None else item.inside.pass_at["1"]),
+                _rate(None if item.outside is None else item.outside.pass_at["1"]),
+                str(item.wrong_problems),
+                str(item.refused),
+            )
+            for item in found.arms
+        ],
+    )
+    for item in found.differences:
+        _line(f"{item.first} - {item.second}: {item.mean:+.3f}, 95 % {item.ci95[0]:+.3f} to {item.ci95[1]:+.3f}")
+
+
+def _rate_cells(rates: Rates | None) -> tuple[str, str, str]:
+    if rates is None:
+        return "-", "-", "-"
+    low_high = rates.pass_at_1_ci95
+    between = "-" if low_high is None else f"{low_high[0]:.2f}-{low_high[1]:.2f}"
+    return _rate(rates.build_at["1"]), _rate(rates.pass_at["1"]), between
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def show_search_bench(found: SearchBench) -> None:
+    """The speed-up of each search, and their geometric mean."""
+    _table(
+        ("problem", "from", "before us", "after us", "speed-up", "tried", "steps"),
+        [
+            (
+                row.problem,
+                row.start,
+                "-" if row.before_us is None else f"{row.before_us:.4g}",
+                "-" if row.after_us is None else f"{row.after_us:.4g}",
+                row.status if row.speedup is None else f"{row.speedup:.2f}x {row.source}",
+                str(row.evaluations),
+                " > ".join(row.path) or "none",
+            )
+            for row in found.rows
+        ],
+    )
+    if found.geometric_mean is not None:
+        _line(f"geometric mean {found.geometric_mean:.2f}x on {found.device}, seed {found.seed}")

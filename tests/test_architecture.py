@@ -24,6 +24,7 @@ LAYERS = (  # low to high; a folder's modules may import one another
     ("optiml.evaluate", "optiml.report"),
     ("optiml.searches", "optiml.doctor"),
     ("optiml.workbench",),
+    ("optiml.bench",),
     ("optiml.show", "optiml_mcp"),
     ("optiml.cli",),
 )

@@ -21,6 +21,7 @@ from optiml.device.steps import (
     Step,
     Upload,
     Value,
+    check_limits,
 )
 from optiml.errors import InvalidInput
 from optiml.expressions import evaluate, evaluate_float, names_in
@@ -61,7 +62,7 @@ def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workl
         shared = _evaluated(launch.shared_bytes, names, f"launch {index}: shared_bytes")
         symbol = build.entries[launch.kernel]
         static = build.resources[symbol].shared_bytes_per_block if symbol in build.resources else 0
-        _check_limits(index, grid, block, shared, static, limits)
+        check_limits(f"launch {index}", grid, block, shared, static, limits)
         args = _arguments(launch, parameters.get(symbol, ()), arrays, problem, names, index)
         launches.append(PlannedLaunch(symbol=symbol, grid=grid, block=block, shared_bytes=shared, args=args))
     return Plan(steps=tuple(launches), arrays=arrays)
@@ -99,24 +100,6 @@ def _extent(launch: Launch, label: str, names: Mapping[str, Scalar], index: int)
     values = [_evaluated(size, names, f"launch {index}: {label}") for size in sizes]
     x, y, z = (*values, *([1] * (3 - len(values))))
     return x, y, z
-
-
-def _check_limits(
-    index: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, static: int, limits: DeviceInfo
-) -> None:
-    where = f"launch {index}"
-    if min(grid) < 0 or any(size > most for size, most in zip(grid, limits.max_grid, strict=True)):
-        raise BadLaunch(f"{where}: a grid of {grid} is outside the device's limits {limits.max_grid}")
-    if min(block) <= 0 or any(size > most for size, most in zip(block, limits.max_block, strict=True)):
-        raise BadLaunch(f"{where}: a block of {block} is outside the device's limits {limits.max_block}")
-    threads = block[0] * block[1] * block[2]
-    if threads > limits.max_threads_per_block:
-        raise BadLaunch(f"{where}: {threads} threads a block exceed the limit of {limits.max_threads_per_block}")
-    if shared < 0 or shared + static > limits.max_shared_bytes_per_block:
-        raise BadLaunch(
-            f"{where}: {shared} bytes of dynamic and {static} of static shared memory were asked for; "
-            f"the device allows {limits.max_shared_bytes_per_block} a block"
-        )
 
 
 def _arguments(

@@ -19,6 +19,7 @@ from optiml.device.steps import (
     Step,
     Upload,
     Value,
+    check_limits,
 )
 from optiml.errors import SetupError, Unsupported
 from optiml.problems.data import from_float64, is_float
@@ -45,6 +46,7 @@ from optiml.toolchain.signatures import host_parameters
 # Multiprocessors and bytes of L2 that the recorded device reports; NVIDIA data sheets.
 _FACTS: Mapping[str, tuple[int, int]] = {"a100": (108, 40 << 20), "h100": (132, 50 << 20), "h200": (132, 50 << 20)}
 DEVICE_MEMORY_BYTES = 16 << 30
+MAX_STEPS = 4096
 _NO_RESOURCES = Resources(registers_per_thread=32, shared_bytes_per_block=0, stack_bytes=0, spill_bytes=0)
 
 _ENDINGS: Mapping[str, tuple[Reason, str]] = {
@@ -101,7 +103,7 @@ def recorded_plan(
     except SetupError as error:
         raise Unrecordable(f"the launcher was not called: {error}") from error
     _refuse(recording, launcher)
-    return plan_of(recording, build, dict(arrays))
+    return plan_of(recording, build, dict(arrays), limits)
 
 
 def device_facts(limits: DeviceInfo) -> tuple[int, int, int, int, int, int]:
@@ -206,11 +208,14 @@ def _refuse(recording: Recording, launcher: str) -> None:
         raise BadLaunch(text, reason=reason)
 
 
-def plan_of(recording: Recording, build: Build, arrays: dict[str, PlannedArray]) -> Plan:
+def plan_of(recording: Recording, build: Build, arrays: dict[str, PlannedArray], limits: DeviceInfo) -> Plan:
     """The steps of a recording over the arrays of the problem and what the launcher allocated itself.
 
+    The record comes from a process that a stranger's code ran in, so limits that the recorder enforces are enforced
+    here again.
+
     Raises:
-        BadLaunch: a step names memory that nobody has.
+        BadLaunch: a step that the device would refuse, or more steps or memory than a launcher may have.
     """
     memory: dict[int, Pointer] = {slot: Pointer(name=name) for slot, name in enumerate(arrays)}
     steps: list[Step] = []
@@ -224,6 +229,9 @@ def plan_of(recording: Recording, build: Build, arrays: dict[str, PlannedArray])
                 memory[event.slot] = Pointer(name=name)
                 arrays[name] = _scratch(event.nbytes)
             case Launched():
+                used = build.resources.get(event.symbol, _NO_RESOURCES)
+                static = used.shared_bytes_per_block
+                check_limits(event.symbol, event.grid, event.block, event.shared_bytes, static, limits)
                 args = tuple(_argument(arg, memory) for arg in event.args)
                 steps.append(
                     PlannedLaunch(
@@ -236,6 +244,10 @@ def plan_of(recording: Recording, build: Build, arrays: dict[str, PlannedArray])
                 )
             case Cleared() | Copied() | Uploaded():
                 steps += _transfer(event, memory)
+    if len(steps) > MAX_STEPS:
+        raise BadLaunch(f"the launcher asks for more than {MAX_STEPS} steps", reason="resource_limit")
+    if sum(array.nbytes for array in arrays.values() if array.role == "workspace") > DEVICE_MEMORY_BYTES:
+        raise BadLaunch("the launcher allocates more memory than the device has", reason="resource_limit")
     return Plan(steps=tuple(steps), arrays=arrays)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from optiml.errors import OptimlError
 from optiml.problems.data import element_bytes
-from optiml.records import Reason
+from optiml.records import DeviceInfo, Reason
 
 Role = Literal["input", "output", "inout", "workspace"]
 
@@ -114,3 +114,29 @@ class Plan:
     def launches(self) -> tuple[PlannedLaunch, ...]:
         """The launches among the steps."""
         return tuple(step for step in self.steps if isinstance(step, PlannedLaunch))
+
+
+def check_limits(
+    where: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, static: int, limits: DeviceInfo
+) -> None:
+    """Refuse what the device would refuse.
+
+    Args:
+        where: names the launch in the message.
+        shared: bytes of dynamic shared memory per block; `static` those that the kernel declares.
+
+    Raises:
+        BadLaunch: a grid, block or amount of shared memory outside `limits`.
+    """
+    if min(grid) < 0 or any(size > most for size, most in zip(grid, limits.max_grid, strict=True)):
+        raise BadLaunch(f"{where}: a grid of {grid} is outside the device's limits {limits.max_grid}")
+    if min(block) <= 0 or any(size > most for size, most in zip(block, limits.max_block, strict=True)):
+        raise BadLaunch(f"{where}: a block of {block} is outside the device's limits {limits.max_block}")
+    threads = block[0] * block[1] * block[2]
+    if threads > limits.max_threads_per_block:
+        raise BadLaunch(f"{where}: {threads} threads a block exceed the limit of {limits.max_threads_per_block}")
+    if shared < 0 or shared + static > limits.max_shared_bytes_per_block:
+        raise BadLaunch(
+            f"{where}: {shared} bytes of dynamic and {static} of static shared memory were asked for; "
+            f"the device allows {limits.max_shared_bytes_per_block} a block"
+        )

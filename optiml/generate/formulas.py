@@ -27,6 +27,7 @@ _LEFT = rf"(?:{_V}=)"
 _START = r"(?<![\w\])])(?<![-+*/@^|(])"  # not inside a larger expression
 _END = r"(?![\w\[(])(?!\s*[-+*/@^.|]\s*[\w(\[])"
 _ROOT_2 = r"(?:sqrtf?\(2(?:\.0f?)?\)|1\.41\d*)"
+_LESS_MAX = r"(?:\s?-\s?(?:m|max\w*(?:\(\w*\))?))?"
 _ROW_COLUMN = r"\[(\w+)(?:,|\]\[)(\w+)\]"
 
 # Tried in order on the text with spaces around signs removed; what one matches, the later ones do not see.
@@ -39,6 +40,16 @@ _KNOWN: Sequence[tuple[str, str]] = (
         "gelu",
         rf"{_LEFT}?(?:(?:0\.5\*?\(?{_V}\)?|{_V}\*0\.5)\*?\(1(?:\.0f?)?\+erff?\({_V}/{_ROOT_2}\)\)|{_V}\*?Phi\({_V}\)){_END}",
     ),
+    (
+        "cross_entropy",
+        rf"{_LEFT}?log\({_S}\s?exp\((?:{_V}|\w\[\w,\w\])\)\)\s?-\s?[a-z](?:_\{{?\w,?\s?y_?\w\}}?"
+        rf"|\[\w(?:,|\]\[)(?:y|labels?|targets?)(?:_?\w|\[\w\])?\]){_END}",
+    ),
+    (
+        "softmax",
+        rf"{_LEFT}?exp\({_V}{_LESS_MAX}\)/\(?{_S}\s?\(?exp\({_V}{_LESS_MAX}\)\)?{_END}",
+    ),
+    ("rmsnorm", rf"{_LEFT}?{_V}/rms\({_V}\)\*{_V}{_END}"),
     ("relu", rf"{_START}{_LEFT}?(?:np\.|torch\.|std::)?f?max(?:f|imum)?\((?:{_V},{_0}|{_0},{_V})\){_END}"),
     ("relu", rf"{_LEFT}?\(?{_V}>=?{_0}\)?\?{_V}:{_0}"),
     ("a quadratic form", rf"\b[a-z]{_T}\s?[@*]?\s?[A-Z]\s?[@*]?\s?[a-z]\b"),
@@ -46,6 +57,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("matmul with a transposed operand", rf"\b[A-Z]{_T}\s(?:times|by|with|and)\s[A-Z]\b"),
     ("matmul with a transposed operand", rf"{_V}{_T}\s?[@*]\s?{_V}|{_V}\s?[@*]\s?{_V}{_T}"),
     ("matmul with a transposed operand", r"\b[A-Z]\^T\s?[A-Z]\b|\b[A-Z]\s?[A-Z]\^T(?=\W|$)"),
+    ("transpose", rf"{_START}\b[A-Za-z]\w{{0,8}}(?:\.T|\.t\(\))\.(?:contiguous|copy|clone)\(\){_END}"),
     ("transpose", rf"{_LEFT}(?:{_V}{_T}|transpose\({_V}\)){_END}"),
     ("transpose", rf"{_START}\b[A-Za-z]\w{{0,8}}(?:\.T\b|\.t\(\)|\^T\b){_END}"),
     ("transpose", rf"\b[A-Za-z]\w*{_ROW_COLUMN}=[A-Za-z]\w*\[\2(?:,|\]\[)\1\]{_END}"),
@@ -61,6 +73,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("matmul", rf"{_START}(?<![=\[,])\b[A-Z][*@][A-Z]\b(?!=|,|\]){_END}"),
     ("matmul", rf"\bC=AB\b{_END}"),
     ("matmul", rf"\b(?:np|torch|jnp|cp)\.(?:matmul|mm)\(\w+,\w+\){_END}"),
+    ("vector_add", rf"{_START}{_LEFT}?(?:np|torch|jnp|cp)\.add\(\w+,\w+\){_END}"),
     ("matrix-vector product", r"\b[a-z]=[A-Z]\s?[@*]?\s?[a-z]\b"),
     (
         "vector_add",
@@ -84,6 +97,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     ("one sum per index", r"\b[a-z]\w*(?:\[[ijk]\]|_[ijk])\s(?:is|equals|holds|contains)\b"),
     ("one sum per index", rf"[A-Za-z]\w*(?:\[\w\]|_[ijk]\b)={_S}\b"),
+    ("dot", rf"\b[a-z]\w*\+=([a-z]\w*){_I}\*(?!\1\b)[a-z]\w*{_I}{_END}"),
+    ("sum", rf"\b(?:sum|total|acc|s|result|out)\+=[a-z]\w*{_I}?{_END}"),
     ("dot", rf"{_LEFT}?{_S}\s?\(?([a-z]\w{{0,5}}){_I}*\s?\*\s?(?!\1\b)([a-z]\w{{0,5}}){_I}*\)?{_END}"),
     ("dot", rf"{_LEFT}?\b([a-z]){_T}\s?(?!\1)[a-z]\b{_END}"),
     ("sum", rf"{_START}{_LEFT}?(?:np\.|torch\.)?sum\([a-z]\w{{0,5}}{_I}?\){_END}"),

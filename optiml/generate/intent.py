@@ -17,6 +17,7 @@ from optiml.errors import InvalidInput
 from optiml.expressions import evaluate
 from optiml.generate.element_type import read_dtype
 from optiml.generate.formulas import find_formulas, unexplained_arithmetic
+from optiml.generate.languages import in_english
 from optiml.generate.operators import check_changes, check_formulas, find_operator
 from optiml.generate.phrases import corrected, find_mentions, phrase_table, with_patterns
 from optiml.generate.refusal import Refused, spoken_name
@@ -103,7 +104,9 @@ def intended_problem(intention: Intention, *, lexicon: Mapping[str, Builtin] | N
 def _read(
     text: str, problem: str | None, axes: dict[str, int], dtype: str | None, operators: Mapping[str, Builtin]
 ) -> Intention:
+    text, language = in_english(text)
     text = normalised(text)
+    translated = () if language is None else (f"the {language} text was read as {text!r}",)
     text, signature_dtype = without_code(text)
     formulas, text = find_formulas(text)
     text, value_count = value_range(text)
@@ -116,7 +119,8 @@ def _read(
         named = [item for item in formulas if not item.foreign]
         foreign = [item.label for item in formulas if item.foreign]
         problem = find_operator(found, mentions, [item.label for item in named], foreign, operators)
-        check_unknown_words(found, mentions, problem, axis_words(operators[problem]))
+        own_words = axis_words(operators[problem])
+        check_unknown_words(found, mentions, problem, own_words, translated=language is not None)
     else:
         check_changes(found, mentions, problem)
         check_formulas([item.label for item in formulas], problem)
@@ -142,6 +146,7 @@ def _read(
             scalars=sizes.scalars,
             dtype=dtype or own_dtype,
             assumed=(
+                *translated,
                 *corrections,
                 *grammar.assumes,
                 *_assumed_sizes(builtin, reduced, stated, sizes.scalars),

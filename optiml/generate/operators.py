@@ -58,13 +58,13 @@ def find_operator(
 def _asked(found: Sequence[Token], mentions: Sequence[Mention]) -> list[Mention]:
     """Mentions that are the task, not denied and not its surroundings ("the softmax used in attention")."""
     asked = [item for item in mentions if not item.negated]
-    central = [item for item in asked if not _is_surroundings(item, found)]
+    central = [item for item in asked if item.kind == "modifier" or not _is_surroundings(item, found)]
     return central if any(item.kind == "operator" for item in central) else asked
 
 
 def _is_surroundings(mention: Mention, found: Sequence[Token]) -> bool:
     before = " ".join(token.text.lower() for token in found[max(0, mention.first - 6) : mention.first])
-    if mention.label == NETWORK_LAYER and re.search(r"\b(?:for|in|of|from|inside)(?: \w+){0,3}$", before):
+    if mention.label == NETWORK_LAYER and re.search(r"\b(?:for|in|of|from|inside)(?: [\w']+){0,3}$", before):
         return True
     return _surroundings().search(before) is not None
 

@@ -271,7 +271,7 @@ def _match_steps(found: Sequence[Token], index: int, steps: Sequence[frozenset[s
     passed = 0
     for position in range(index, len(found)):
         token = found[position]
-        if token.kind == "symbol" and token.text in ".;:":
+        if (token.kind == "symbol" and token.text in ".;:") or token.text.lower() in _MORE_THAN_TWO:
             return None
         if _is_one_of(token, wanted):
             last = _match_steps(found, position + 1, rest)
@@ -287,6 +287,7 @@ def _is_one_of(token: Token, wanted: frozenset[str]) -> bool:
     return token.text.lower() in wanted or ("#" in wanted and token.kind == "number")
 
 
+_MORE_THAN_TWO = frozenset("three four five six several".split())  # noqa: SIM905
 _GAPS = {frozenset({".."}): 1, frozenset({"..."}): 6}  # words of weight that a gap may pass over
 
 
@@ -317,7 +318,8 @@ def _words_before(found: Sequence[Token], token: Token) -> list[str]:
 def _is_denied_after(mention: Mention, found: Sequence[Token]) -> bool:
     """ "softmax is not what I want"."""
     after = [token.text.lower() for token in found[mention.last + 1 : mention.last + 4]]
-    return after[:2] in (["is", "not"], ["are", "not"]) or after[:1] in (["isn't"], ["isnt"], ["aren't"])
+    unwanted = after[:1] == ["not"] and after[1:2] in (["needed"], ["required"], ["wanted"], ["necessary"])
+    return unwanted or after[:2] in (["is", "not"], ["are", "not"]) or after[:1] in (["isn't"], ["isnt"], ["aren't"])
 
 
 def corrected(found: list[Token], table: Table) -> tuple[list[Token], tuple[str, ...]]:

@@ -27,11 +27,26 @@ def normalised(text: str) -> str:
     if not letters:
         raise Refused("the text names no operator; say in English what the kernel has to compute")
     if any(not unicodedata.name(char, "").startswith(("LATIN", "GREEK")) for char in letters):
-        raise Refused("only English is read; say in English what the kernel has to compute")
-    text = plain(text)
+        raise Refused("only English is read whole; say in English what the kernel has to compute")
+    text = re.sub(r"<\s*([a-z])\s*,\s*([a-z])\s*>", r"\1 . \2", plain(text))  # an inner product
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    return text
+    return _ARRAY.sub(_as_shape, _LETTERS.sub(_one_by_one, text))
+
+
+_ARRAY = re.compile(r"\b([A-Za-z]\w*)((?:\[\d+\]){2,})")  # "logits[512][128]"
+_LETTERS = re.compile(r"\b([A-Z]{2,6})\s*=\s*[(\[]?(\d+(?:\s*[,x]\s*\d+)+)[)\]]?")  # "NCHW = 8, 3, 32, 32"
+
+
+def _as_shape(match: re.Match[str]) -> str:
+    return f"{match[1]} ({', '.join(re.findall(r'[0-9]+', match[2]))})"
+
+
+def _one_by_one(match: re.Match[str]) -> str:
+    sizes = re.findall(r"\d+", match[2])
+    if len(sizes) != len(match[1]) or len(set(match[1])) != len(sizes):
+        return match[0]
+    return ", ".join(f"{letter}={size}" for letter, size in zip(match[1], sizes, strict=True))
 
 
 _REWRITES = tuple(
@@ -49,7 +64,27 @@ _REWRITES = tuple(
         (r"(\d+)\s*(?:->|to)\s*(\d+) channels", r"\1 input channels, \2 output channels"),
         (r"(?i)\b(\d+) cubed\b", r"\1x\1x\1"),
         (r"(?i)\b(\d+)[\s-]*bits?\b", r"\1bit"),
+        (r"(?i)\bsingle[\s-]precision\b", "fp32"),  # so that no "single" stands between two words of a phrase
+        (r"(?i)\bdouble[\s-]precision\b", "fp64"),
+        (r"\(\s*M\s?x\s?N\s?x\s?K\s*\)", " "),  # the order in which three sizes of a product are read anyway
+        (r"\b([A-Z]) by \1(?= matri)", r"\1 x \1"),
+        (r"\bin R\^[a-z]\b", " "),
+        (r"(\w\[\w\]) plus (?=\w+\[\w\])", r"\1 + "),
+        (r"(\w\[\w\]) (?:should be|must be|shall be|is set to|becomes|gets|equals) (?=\w+\[\w\])", r"\1 = "),
+        (r"\bLN\b(?!\s*\()", "layer norm"),
+        (r"\s/\s(?=[a-z]+: )", "; "),  # "operator: relu / size: 8192"
+        (r"\b[Nn]um_?(Elements|elements|Rows|rows|Cols|cols|Columns|columns)(?=\s*[=:])", r"\1"),
+        (r"(?i)\baccumulate (?:it |them |the results? )?into (?:one|a single) (?:number|value|scalar)\b", "sum"),
+        (r"\b([A-Z]) times ([A-Z])\b(?!\s*\^)", r"\1 @ \2"),
+        (r"(?i)\b(?:stored )?(?:in )?row[\s-]major(?: (?:order|layout|format|storage))?\b", " "),  # as everywhere here
+        (r"(?i)\bcubic (?=window|kernel|pool)", " "),
+        (r"(?i)\bso that nothing (?:can )?overflows?\b", " "),
+        (r"(\d) square\b", r"\1 squareshaped"),
+        (r"\bRGB images?\b", "3 channel images"),
+        (r"(?i)\b(\d+) (\d+x\d+) (?:filters|kernels)\b", r"\1 output channels, \2 kernel"),
+        (r"(?i)\b(?:already )?(?:projected and )?split into heads\b", " "),
         (r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim"),
+        (r"(?i)\bapproximate\s*=\s*['\"]?none['\"]?", "exact"),
         (r"(?i)\b(\w+)\s*=\s*['\"]?(?:false|none)\b['\"]?", r"no \1"),
         (r"(?i)\b(\w+)\s*=\s*true\b", r"with \1"),
         (r"(?i)\b(?:alpha\s*=\s*1(?:\.0*)?|beta\s*=\s*0(?:\.0*)?)(?![\d.])", " "),  # a plain product
@@ -117,11 +152,16 @@ _RANGE = re.compile(
     r"(?:\bin\s+)?\[\s*0\s*,\s*(?P<below>\d+)\s*\)|(?:\bin\s+)?\[\s*0\s*,\s*(?P<closed>\d+)\s*\]"
     r"|(?:\bfrom\s+|\bbetween\s+)?\b0\s*(?:-|\.\.\.?|to|and|through)\s*(?P<last>\d+)(?:\s+inclusive)?\b"
 )
+_COUNTING = re.compile(r"(?i)\bhistogram\b|\bbincount\b")
+_BELOW = re.compile(r"(?i)(?:\bwith )?\bvalues? (?:below|under|less than|smaller than) (?P<below>[1-9]\d*)\b")
 OTHER_RANGE = re.compile(r"\b(?:from|between)\s+-?[\d.]+\s+(?:to|and)\s+-?[\d.]+|\[\s*-[\d.]+\s*,")
 
 
 def value_range(text: str) -> tuple[str, int | None]:
     """The text without the first range of values from 0 on ("0-255", "[0, 256)"), and how many integers it holds."""
+    below = _BELOW.search(text)
+    if below is not None and _COUNTING.search(text):
+        return f"{text[: below.start()]} {text[below.end() :]}", int(below["below"])
     match = _RANGE.search(text)
     if match is None:
         return text, None

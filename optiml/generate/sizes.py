@@ -80,9 +80,18 @@ def read_sizes(
     reader.fold_leading()
     reader.read_loose_numbers()
     reader.settle_scalars()
+    if grammar.fold == "all":
+        reader.read_groups()
     if value_count is not None and "bins" in builtin.problem.axes:
         reader.axes.setdefault("bins", value_count)
     return Sizes(axes=reader.axes, scalars=reader.scalars, notes=tuple(dict.fromkeys(reader.notes)))
+
+
+_GROUPS = re.compile(
+    r"(?<![\w.])(?P<groups>\d[\d,]*) (?:rows?(?:,| and| by| x| of| with) (?=\d[\d,]* (?:columns|cols|elements|values))"
+    r"|(?:vectors|sequences|samples|batches|images) of (?:length |size |width )?)(?P<each>\d[\d,]*)"
+    r"(?! (?:million|thousand))(?=\s|$|[.;)])"
+)
 
 
 class _Reader:
@@ -683,16 +692,34 @@ class _Reader:
             for name in ("M", "N", "K"):
                 self._assign(name, self.found[sizes[0]].value, self.found[sizes[0]].text)
             loose.remove(sizes[0])
+        square = any(token.text.lower() == "squareshaped" for token in self.found)
+        if self.builtin.name == "matmul" and square and len(self.axes) == 1:
+            side = next(iter(self.axes.values()))
+            self.axes.update(M=side, N=side, K=side)
         for index in loose:
             if self.builtin.name in ALL_FIGURES_COUNT and self.found[index].value >= 3:
                 raise InvalidInput(f"the figure {self.found[index].text} is not understood; say what it is the size of")
             if self.found[index].value not in (0, 1, 2):
                 self.notes.append(f"the figure {self.found[index].text} was not understood and is not used")
 
+    def read_groups(self) -> None:
+        """ "64 vectors of 1024 floats" and "1000 rows and 500 columns" of an operator that sees one flat array."""
+        match = _GROUPS.search(self.text)
+        if match is None:
+            return
+        groups, each = (int(match[name].replace(",", "")) for name in ("groups", "each"))
+        axis = next(iter(self.problem.axes))
+        if self.axes.get(axis) in (None, groups, each):
+            self.axes[axis] = groups * each
+            self.notes.append(f"{match[0]!r} was read as {groups * each} elements in all")
+
     def _says_square(self, index: int) -> bool:
         before = {token.folded for token in self.found[max(0, index - 3) : index]}
-        return bool(before & {"siz", "dimension", "dim", "order"}) or any(
-            token.text.lower() == "squareshaped" for token in self.found
+        called = index > 0 and self.found[index - 1].text.lower() in ("gemm", "sgemm", "hgemm", "dgemm", "matmul")
+        return (
+            called
+            or bool(before & {"siz", "dimension", "dim", "order"})
+            or any(token.text.lower() == "squareshaped" for token in self.found)
         )
 
     def settle_scalars(self) -> None:

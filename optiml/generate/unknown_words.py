@@ -42,9 +42,18 @@ def check_language(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
 
 
 def check_unknown_words(
-    found: Sequence[Token], mentions: Sequence[Mention], chosen: str, own_words: frozenset[str]
+    found: Sequence[Token],
+    mentions: Sequence[Mention],
+    chosen: str,
+    own_words: frozenset[str],
+    *,
+    translated: bool = False,
 ) -> None:
-    """Refuse unknown words where they may change the operator: the nearer and the commoner its name, the sooner."""
+    """Refuse unknown words where they may change the operator: the nearer and the commoner its name, the sooner.
+
+    Args:
+        translated: the text was put into English word by word; then any unknown word is one that was lost.
+    """
     covered = {index for item in mentions for index in range(item.first, item.last + 1)}
     known = _size_and_role_words(chosen) | own_words
     unknown = [
@@ -55,6 +64,8 @@ def check_unknown_words(
         and not is_light(token)
         and not {token.folded, token.text.lower()} & known
     ]
+    if translated and unknown:
+        raise Refused(f"{found[unknown[0]].text!r} is not understood; say in English what the kernel has to compute")
     names = [item for item in mentions if item.kind == "operator" and item.label == chosen]
     total = sum(token.kind == "word" and not is_light(token) for token in found)
     if len(unknown) >= 2 and len(unknown) > MAX_UNKNOWN_SHARE * total:

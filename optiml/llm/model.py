@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "refused"]
@@ -75,3 +75,14 @@ class Model(Protocol):
 
     def close(self) -> None:
         """Release what the model holds; a later call may start it again."""
+
+
+@runtime_checkable
+class Ensemble(Model, Protocol):
+    """A model made of several, which can be asked one by one: what a benchmark compares it with."""
+
+    def experts(self) -> Sequence[Model]:
+        """Each expert by itself."""
+
+    def router_only(self) -> Model:
+        """The expert that the router puts first answers each request alone."""

@@ -45,13 +45,20 @@ def _words(text: str) -> frozenset[str]:
 class TextMixture:
     """The experts as one model; see `optiml.llm.model.Model`. An expert that fails is left out."""
 
-    def __init__(self, experts: Sequence[Expert], *, active: int) -> None:
+    def __init__(self, experts: Sequence[Expert], *, active: int, name: str = "text_mixture") -> None:
         self._experts = tuple(experts)
         self._active = active
+        self._name = name
 
     @property
     def name(self) -> str:
-        return "text_mixture"
+        return self._name
+
+    def experts(self) -> tuple[Model, ...]:
+        return tuple(expert.model for expert in self._experts)
+
+    def router_only(self) -> TextMixture:
+        return TextMixture(self._experts, active=1, name=f"{self._name}, router only")
 
     def complete(
         self,
@@ -78,6 +85,10 @@ class TextMixture:
             except ModelFailed as error:
                 return error
 
+        if len(chosen) == 1:
+            return chosen[0].model.complete(
+                messages, samples=samples, max_tokens=max_tokens, stop=stop, temperature=temperature, seed=seed
+            )
         with ThreadPoolExecutor(max_workers=len(chosen)) as threads:
             drafts = list(threads.map(draft, chosen))
         good = [item for item in drafts if isinstance(item, Completion) and item.text.strip()]

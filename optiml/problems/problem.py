@@ -88,7 +88,9 @@ def load_builtin(name: str) -> Builtin:
 
 
 def with_dtype(builtin: Builtin, dtype: str) -> Problem:
-    """The problem with every float32 array and scalar in `dtype`; integer arrays stay.
+    """The problem with every float32 array and scalar in `dtype`; arrays that are integer already stay.
+
+    In an integer dtype the data are integers from -100 to 100, so that no sum of a workload overflows.
 
     Raises:
         InvalidInput: the problem's kernels are not written for that dtype.
@@ -109,8 +111,24 @@ def with_dtype(builtin: Builtin, dtype: str) -> Problem:
     formula = problem.bytes
     if builtin.bytes_formula is not None:
         formula = builtin.bytes_formula.replace("E", str(element_bytes(dtype)))
-    return dataclasses.replace(
+    changed = dataclasses.replace(
         problem, inputs=swapped(problem.inputs), outputs=swapped(problem.outputs), bytes=formula, tolerance=None
+    )
+    return changed if is_float(dtype) else _with_integer_data(changed, dtype)
+
+
+def _with_integer_data(problem: Problem, dtype: str) -> Problem:
+    drawn = {
+        name: Distribution(distribution="integers", low=-100, high=101)
+        for name, tensor in problem.inputs.items()
+        if tensor.dtype == dtype and tensor.shape is not None
+    }
+
+    def redrawn(workload: Workload) -> Workload:
+        return dataclasses.replace(workload, inputs={**workload.inputs, **drawn})
+
+    return dataclasses.replace(
+        problem, workloads=tuple(map(redrawn, problem.workloads)), bench=tuple(map(redrawn, problem.bench))
     )
 
 

@@ -351,13 +351,19 @@ class Accesses(Emitter):
             memory.store_window(to[0], to[1], value, None, whole_code(size), shared, "shared", line, False)
         )
 
+    _BARRIER_WORDS = frozenset(
+        {
+            "shared", "shared::cta", "b64", "release", "acquire", "relaxed", "cta", "parity", "noComplete",
+            "expect_tx", "complete_tx",
+        }
+    )  # fmt: skip
+
     def lower_mbarrier(self, item: Item, segment: Segment) -> None:
-        """Barrier objects, without transactions (those belong to bulk copies)."""
+        """Barrier objects."""
         instruction = item.instruction
         parts, line = instruction.parts, instruction.line
         operation = parts[1]
-        known = {"shared", "shared::cta", "b64", "release", "acquire", "relaxed", "cta", "parity", "noComplete"}
-        if set(parts[2:]) - known:
+        if set(parts[2:]) - self._BARRIER_WORDS:
             raise UnknownForm
         if operation == "pending_count":
             self.bind(mbarrier.missing, instruction.dst[0], "u4", [(instruction.src[0], "u8")])
@@ -367,9 +373,11 @@ class Accesses(Emitter):
         rest = instruction.src[1:]
         if operation == "init":
             self.steps.append(mbarrier.initialise(base, offset, self.plain_source(rest[0], U32), space, line))
-        elif operation in ("arrive", "arrive_drop"):
+        elif operation in mbarrier.CHANGES:
             count = self.plain_source(rest[0], U32) if rest else self.literal(1, U32, 1)
-            change = mbarrier.arrived if operation == "arrive" else mbarrier.dropped
+            if operation == "arrive" and "expect_tx" in parts:
+                operation = "arrive_expect"
+            change = mbarrier.CHANGES[operation]
             self.result(instruction.dst, U64, lambda to: mbarrier.arrive(to, base, offset, count, space, change, line))
         elif operation in ("test_wait", "try_wait"):
             self.program.waits = True

@@ -163,10 +163,9 @@ class Collectives(Emitter):
         self, item: Item, shape: str, kinds: tuple[str, str, str, str],
         places: tuple[tensor.Places, tensor.Places, tensor.Places],
     ) -> None:  # fmt: skip
+        """Append the step of a matrix product."""
         instruction = item.instruction
-        accumulators = {"f64": {"f64"}, "tf32": {"f32"}, "bf16": {"f32"}, "s8": {"s32"}, "u8": {"s32"}}
-        if not {kinds[0], kinds[3]} <= accumulators.get(kinds[1], {"f32", "f16"}):
-            raise UnknownForm
+        self.check_product(item, kinds)
         product = tensor.Product(
             name=instruction.opcode,
             kinds=kinds,
@@ -175,15 +174,29 @@ class Collectives(Emitter):
             saturate="satfinite" in instruction.parts,
             line=instruction.line,
         )
+        a, b, c, d = self.product_registers(item, kinds, places)
+        self.steps.append(tensor.multiply(product, d, a, b, c))
+        self.steps += self.after
+
+    def check_product(self, item: Item, kinds: tuple[str, str, str, str]) -> None:
+        """Refuse types of D, A, B and C that do not go together."""
+        accumulators = {"f64": {"f64"}, "tf32": {"f32"}, "bf16": {"f32"}, "s8": {"s32"}, "u8": {"s32"}}
+        if not {kinds[0], kinds[3]} <= accumulators.get(kinds[1], {"f32", "f16"}) or len(item.instruction.src) != 3:
+            raise UnknownForm
+
+    def product_registers(
+        self, item: Item, kinds: tuple[str, str, str, str],
+        places: tuple[tensor.Places, tensor.Places, tensor.Places],
+    ) -> tuple[list[int], list[int], list[int], list[int]]:  # fmt: skip
+        """Slots of A, B, C and D; the conversions of D are left in `after`."""
         word = U64 if kinds[0] == "f64" else U32
-        a, b, c = (self.registers_as(operand, word) for operand in instruction.src)
-        d, after = self.results_as(instruction.dst[0], word)
+        a, b, c = (self.registers_as(operand, word) for operand in item.instruction.src)
+        d, self.after = self.results_as(item.instruction.dst[0], word)
         for slots, place, kind in ((d, places[2], kinds[0]), (a, places[0], kinds[1]), (b, places[1], kinds[2]),
                                    (c, places[2], kinds[3])):  # fmt: skip
             if len(slots) * word.itemsize != place[0].shape[1] * tensor.ELEMENTS[kind].bits.itemsize:
                 raise UnknownForm
-        self.steps.append(tensor.multiply(product, d, a, b, c))
-        self.steps += after
+        return a, b, c, d
 
     def lower_wmma(self, item: Item, segment: Segment) -> None:
         instruction = item.instruction
@@ -215,7 +228,6 @@ class Collectives(Emitter):
         ):  # fmt: skip
             raise UnknownForm
         count = tensor.wmma_registers(fragment, shape, kind)
-        word = U64 if kind == "f64" else U32
         transfer = tensor.Transfer(
             name=instruction.opcode,
             shape=tensor.wmma_shape(fragment, shape),
@@ -225,8 +237,14 @@ class Collectives(Emitter):
             space=space,
             line=instruction.line,
         )
+        self.transfer(item, transfer, count)
+
+    def transfer(self, item: Item, transfer: tensor.Transfer, count: int) -> None:
+        """Append the step of a wmma load or store of `count` registers."""
+        instruction = item.instruction
+        word = U64 if transfer.kind == "f64" else U32
         base, offset = self.address(instruction.src[0])
-        if parts[1] == "load":
+        if instruction.parts[1] == "load":
             stride = self.plain_source(instruction.src[1], U32) if len(instruction.src) > 1 else None
             slots, after = self.results_as(instruction.dst[0], word)
             self.steps.append(tensor.wmma_load(transfer, slots, base, offset, stride))
@@ -246,10 +264,13 @@ class Collectives(Emitter):
         known = {"trans", "shared", "shared::cta"}
         if parts[1:4] != ("sync", "aligned", "m8n8") or set(parts[5:-1]) - known or parts[-1] != "b16":
             raise UnknownForm
-        space = space_of(parts)
+        self.move_matrices(item, matrices, "trans" in parts, space_of(parts))
+
+    def move_matrices(self, item: Item, matrices: int, transposed: bool, space: str) -> None:
+        """Append the step of an ldmatrix or stmatrix."""
+        instruction = item.instruction
         base, offset = self.address(instruction.src[0])
-        transposed = "trans" in parts
-        if parts[0] == "ldmatrix":
+        if instruction.parts[0] == "ldmatrix":
             slots, after = self.results_as(instruction.dst[0], U32)
             step = tensor.load_matrices(instruction.opcode, slots, base, offset, transposed, space, instruction.line)
             self.steps += [step, *after]

@@ -249,6 +249,10 @@ class Machine:
     ) -> LaunchResult:  # fmt: skip
         if blocks is not None:
             _check_blocks(np.asarray(blocks, np.int64), total)
+        workspace = 0
+        if native.program.grid_barrier:
+            _check_cooperative(total, block, shared)
+            workspace = self._barrier_workspace()
         addresses = {name: loaded.address(name) for _, name, _ in native.program.symbols}
         counters, printed, ran = execute.run(
             execute.Call(
@@ -256,7 +260,8 @@ class Machine:
                 allocations=self._memory,
                 parameters=parameters,
                 values={
-                    name: _launch_value(name, grid, block, shared, dynamic, 0) for name in native.program.launch_values
+                    name: _launch_value(name, grid, block, shared, dynamic, workspace)
+                    for name in native.program.launch_values
                 },
                 addresses=addresses,
                 grid=grid,
@@ -273,6 +278,14 @@ class Machine:
             )
         )
         return LaunchResult(counters=counters, printf=printed, blocks_total=total, blocks_run=ran, engine="native")
+
+
+def _check_cooperative(total: int, block: tuple[int, int, int], shared: int) -> None:
+    """Refuse a grid-wide barrier over more blocks than fit in memory together."""
+    pitch = -(-block[0] * block[1] * block[2] // WARP) * WARP
+    most = max(1, min(COOPERATIVE_THREADS // pitch, BATCH_BYTES // max(1, shared)))
+    if total > most:
+        raise Unsupported(f"a grid-wide barrier over more than {most} blocks of this kernel")
 
 
 def _check_call(

@@ -1,12 +1,13 @@
 """Barrier objects in shared memory (mbarrier), as `cuda::barrier` uses them.
 
 The 64-bit object is opaque to programs. Ours holds the number of arrivals that a phase expects (bits 0-19), those
-still missing (20-39) and the phase (bit 62). Copies are done at once, so there are no pending transactions.
+still missing (20-39), the bytes that bulk copies have still to bring (40-61, signed) and the phase (bit 62).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from optiml.ptx.simt import Group
 
 Array = Any
 _COUNT = (1 << 20) - 1
+_BYTES = (1 << 22) - 1
 _PHASE = 1 << 62
 
 
@@ -32,18 +34,33 @@ def initialise(address: int, offset: int, count: int, space: str, line: int | No
     return run
 
 
+def _after(state: int, *, arrivals: int = 0, dropped: int = 0, tx: int = 0) -> int:
+    """The object after some arrivals and a change of the bytes to come; what completes a phase begins the next one."""
+    expected, missing, left = state & _COUNT, state >> 20 & _COUNT, state >> 40 & _BYTES
+    left = left + tx & _BYTES
+    expected = expected - dropped & _COUNT
+    missing = max(0, missing - arrivals)
+    phase = state & _PHASE
+    if missing == 0 and left == 0:
+        missing, phase = expected, phase ^ _PHASE
+    return expected | missing << 20 | left << 40 | phase
+
+
 def arrived(state: int, count: int) -> int:
-    """The object after `count` arrivals; the last one begins the next phase."""
-    expected, missing = state & _COUNT, state >> 20 & _COUNT
-    missing -= count
-    if missing <= 0:
-        return expected | expected << 20 | (state & _PHASE) ^ _PHASE
-    return expected | missing << 20 | state & _PHASE
+    """The object after `count` arrivals."""
+    return _after(state, arrivals=count)
 
 
-def dropped(state: int, count: int) -> int:
-    """arrive_drop: as `arrived`, and later phases expect fewer."""
-    return arrived(state - count, count)
+# By operation: the object after it, for its operand.
+CHANGES: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
+    {
+        "arrive": arrived,
+        "arrive_drop": lambda state, count: _after(state, arrivals=count, dropped=count),
+        "expect_tx": lambda state, count: _after(state, tx=count),
+        "complete_tx": lambda state, count: _after(state, tx=-count),
+        "arrive_expect": lambda state, count: _after(state, arrivals=1, tx=count),
+    }
+)
 
 
 def arrive(

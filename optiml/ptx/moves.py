@@ -139,10 +139,25 @@ class Moves(Emitter):
     def lower_lop3(self, item: Item, segment: Segment) -> None:
         instruction = item.instruction
         table = instruction.src[3]
-        if len(instruction.parts) != 2 or not isinstance(table, Immediate):
+        combine = instruction.parts[1] if len(instruction.parts) == 3 else ""
+        if combine not in ("", "or", "and") or not isinstance(table, Immediate):
             raise UnknownForm
         function = num.lookup3(table.value & 0xFF)
-        self.bind(function, instruction.dst[0], "u4", [(operand, "u4") for operand in instruction.src[:3]])
+        sources = [(operand, "u4") for operand in instruction.src[:3]]
+        if not combine:
+            self.bind(function, instruction.dst[0], "u4", sources)
+            return
+        # d|p: whether any bit of d is set, combined with a predicate; the predicate first, as d may be a source
+        join = np.logical_or if combine == "or" else np.logical_and
+        flagged = [*sources, (instruction.src[4], "p")]
+        first, flag = instruction.dst
+        to, convert = self.target(flag, BOOL)
+        later = self.new_slot()
+        slots = [self.source(operand, DTYPES[token]) for operand, token in flagged]
+        self.steps.append(bound(lambda a, b, c, q: join(function(a, b, c) != 0, q), later, None, slots))
+        if not isinstance(first, Raw):
+            self.bind(function, first, "u4", sources)
+        self.steps.append(bound(None, to, convert, [(later, None)]))
 
     def lower_cvta(self, item: Item, segment: Segment) -> None:
         """Generic addresses put the window's number above bit 36; global, const and generic are the same."""

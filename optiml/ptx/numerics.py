@@ -866,6 +866,29 @@ def to_f16_rz(x: Array) -> Array:
     return np.where(up, np.nextafter(r, np.array(np.inf, F16)), r)
 
 
+def to_f16_toward(mode: str) -> Callable[[Array], Array]:
+    """Floats to float16 toward minus (rm) or plus infinity (rp)."""
+
+    def run(x: Array) -> Array:
+        r = x.astype(F16)
+        wide, exact = r.astype(F64), x.astype(F64)
+        wrong = wide > exact if mode == "rm" else wide < exact
+        return np.where(wrong, np.nextafter(r, np.array(-np.inf if mode == "rm" else np.inf, F16)), r)
+
+    return run
+
+
+def f32_to_bf16_toward(mode: str) -> Callable[[Array], Array]:
+    """float32 to a bfloat16 pattern toward minus (rm) or plus infinity (rp); NaN becomes 0x7FFF."""
+
+    def run(x: Array) -> Array:
+        bits = x.view(U32)
+        away = ((bits & np.uint32(0xFFFF)) != 0) & ((bits >> np.uint32(31) != 0) == (mode == "rm"))
+        return np.where(np.isnan(x), np.uint32(0x7FFF), (bits >> np.uint32(16)) + away).astype(U16)
+
+    return run
+
+
 def f32_to_tf32(x: Array) -> Array:
     """cvt.rna.tf32: keep 10 fraction bits, ties away from zero; the pattern as uint32."""
     bits = x.view(U32)

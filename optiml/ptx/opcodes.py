@@ -584,15 +584,15 @@ def _cvt(parts: tuple[str, ...]) -> Pure:
             operation = (lambda x: convert(num.flush(x))) if flush_first else convert
     elif to_float:
         if to == "bf16":
-            to_single = num.int_to_float("rz", F32)
 
             def operation(x: Any) -> Any:  # 32-bit integers are exact in float64
                 if in_dtype.itemsize > 4:
                     raise UnknownForm
                 return num.f32_to_bf16(num.odd_float32(x.astype(F64)))
 
-            if mode == "rz":
-                operation = lambda x: num.f32_to_bf16_rz(to_single(x))  # noqa: E731
+            if mode in ("rz", "rm", "rp"):
+                narrow = num.f32_to_bf16_rz if mode == "rz" else num.f32_to_bf16_toward(mode)
+                operation = lambda x: narrow(num.odd_float32(x.astype(F64)))  # noqa: E731
         else:
             operation = num.int_to_float(mode or "rn", out_dtype)
             if "sat" in found:
@@ -614,13 +614,15 @@ def _float_to_float(source: str, to: str, mode: str) -> Operation:
         if to == "f64":
             return lambda x: num.bf16_to_f32(x).astype(F64)
         if to == "f16":
-            return lambda x: num.bf16_to_f32(x).astype(F16)
+            to_half = _float_to_float("f32", "f16", mode)
+            return lambda x: to_half(num.bf16_to_f32(x))
         if integral is None:
             return lambda x: x
         return num.in_bf16(integral)
     if to == "bf16":
-        if mode == "rz":
-            return (lambda x: num.f32_to_bf16_rz(x.astype(F32))) if source == "f16" else num.f32_to_bf16_rz
+        if mode in ("rz", "rm", "rp"):
+            narrow = num.f32_to_bf16_rz if mode == "rz" else num.f32_to_bf16_toward(mode)
+            return lambda x: narrow(num.odd_float32(x) if source == "f64" else x.astype(F32))
         if mode != "rn":
             raise UnknownForm
         if source == "f64":
@@ -637,9 +639,7 @@ def _float_to_float(source: str, to: str, mode: str) -> Operation:
     if narrowing and mode in ("rz", "rm", "rp"):
         if out == F32:
             return num.f64_to_f32_directed(mode)
-        if mode == "rz":
-            return num.to_f16_rz
-        raise UnknownForm
+        return num.to_f16_rz if mode == "rz" else num.to_f16_toward(mode)
     return lambda x: x.astype(out)
 
 

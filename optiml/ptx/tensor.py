@@ -1,7 +1,7 @@
 """Matrix instructions of a warp: mma, ldmatrix, stmatrix, movmatrix and wmma.
 
-Products are exact and summed in float64 before one rounding to the accumulator type; hardware sums in an order and
-precision of its own, so results agree to a tolerance only. Integer products are exact.
+Products are exact and summed in float64, in the order of k, before one rounding to the accumulator type; hardware
+sums in an order and precision of its own, so results agree to a tolerance only. Integer products are exact.
 
 The layout of mma fragments is NVIDIA's (PTX ISA 9 §9.7.15). That of wmma fragments is unspecified there, so ours is
 simply the row-major order of the matrix, dealt out lane by lane and repeated where there are more places than elements.
@@ -140,7 +140,9 @@ def require_whole_warps(group: Group, name: str, line: int | None) -> None:
     """A matrix instruction in a warp with missing threads is undefined, so it is a fault."""
     group.count_warps()
     if not group.full_rows:
-        memory.raise_fault(group, 0, "illegal", f"illegal: {name} needs all 32 threads of a warp", line=line)
+        lacking = group.rows[np.argmin(group.present().all(axis=1))]
+        position = int(np.argmax(group.lanes >> 5 == lacking))
+        memory.raise_fault(group, position, "illegal", f"illegal: {name} needs all 32 threads of a warp", line=line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +169,10 @@ def multiply(product: Product, d: list[int], a: list[int], b: list[int], c: list
         x = _assembled(group, [frame[s] for s in a], ELEMENTS[left], places_a, (m, k))
         y = _assembled(group, [frame[s] for s in b], ELEMENTS[right], places_b, (k, n))
         z = _assembled(group, [frame[s] for s in c], ELEMENTS[plus], places_c, (m, n))
-        result = np.matmul(x, y) + z
+        total = x[:, :, 0, None] * y[:, 0, None, :]
+        for at in range(1, k):
+            total += x[:, :, at, None] * y[:, at, None, :]
+        result = total + z
         for slot, value in zip(d, _dealt(result, places_c, to, product.saturate, word), strict=True):
             frame[slot] = value
 

@@ -93,8 +93,9 @@ class NvccCompiler:
         self._memory_bytes = memory_bytes
         self._toolkit = find_toolkit()
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._recorder: bytes | None = None
-        self._recent: OrderedDict[str, Build | CompileFailure] = OrderedDict()
+        self._recent: OrderedDict[str, Build] = OrderedDict()
 
     @property
     def version(self) -> str:
@@ -131,23 +132,27 @@ class NvccCompiler:
             return CompileFailure(
                 reason=None, detail="a launcher needs a host compiler, and there is no g++ (apt-get install g++)"
             )
-        key = digest([source, list(kernel.flags), dict(kernel.params), arch])
-        with self._lock:
-            try:
-                if key not in self._recent:
-                    build = self._compile(self._toolkit, kernel, source, arch)
-                    if isinstance(build, CompileFailure) and build.reason in (None, "resource_limit"):
-                        return build
-                    self._recent[key] = build
-                    while len(self._recent) > RECENT_BUILDS:
-                        self._recent.popitem(last=False)
-            except SetupError as error:
-                return CompileFailure(reason=None, detail=f"a launcher cannot be built here: {error}")
-        build = self._recent[key]
+        try:
+            with self._lock:
+                build = self._recent_or_new(self._toolkit, kernel, source, arch)
+        except SetupError as error:
+            return CompileFailure(reason=None, detail=f"a launcher cannot be built here: {error}")
         return build if isinstance(build, CompileFailure) else replace(build, kernel_id=kernel_id(kernel))
 
+    def _recent_or_new(self, toolkit: Toolkit, kernel: Kernel, source: str, arch: str) -> Build | CompileFailure:
+        key = digest([source, list(kernel.flags), dict(kernel.params), arch])
+        if key in self._recent:
+            return self._recent[key]
+        build = self._compile(toolkit, kernel, source, arch)
+        if isinstance(build, Build):
+            self._recent[key] = build
+            while len(self._recent) > RECENT_BUILDS:
+                self._recent.popitem(last=False)
+        return build
+
     def close(self) -> None:
-        """Nothing is kept running between compiles."""
+        """End a compile that is running; the kernel is not blamed for it (WorkerDied, cancelled)."""
+        self._closed.set()
 
     def _compile(self, toolkit: Toolkit, kernel: Kernel, source: str, arch: str) -> Build | CompileFailure:
         started = time.monotonic()
@@ -212,7 +217,14 @@ class NvccCompiler:
             file_size_bytes=MAX_OUTPUT_BYTES,
             task_limit=64,
         )
-        return run([str(toolkit.nvcc), *options], policy=policy, timeout_s=self._timeout_s, confined=True)
+        return run(
+            [str(toolkit.nvcc), *options],
+            policy=policy,
+            timeout_s=self._timeout_s,
+            cancelled=self._closed,
+            confined=True,
+            stop_at_cap=True,
+        )
 
     def _built_recorder(self, toolkit: Toolkit) -> bytes:
         folder = _folders.new()
@@ -230,7 +242,7 @@ class NvccCompiler:
 
     def _failure(self, toolkit: Toolkit, raw: str, truncated: bool) -> CompileFailure:
         if truncated:
-            return CompileFailure(reason="resource_limit", detail="the compiler's output was cut: there was too much")
+            return CompileFailure(reason="resource_limit", detail="the compiler printed without end and was stopped")
         if re.search(r"died due to signal|File size limit|memory exhausted|out of memory|Killed", raw):
             return CompileFailure(
                 reason="resource_limit", detail="the compiler ran out of its time, memory or file size"

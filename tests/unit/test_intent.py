@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from intent_prompts import FOREIGN, KNOWN
@@ -11,7 +12,7 @@ from optiml.errors import InvalidInput
 from optiml.generate.intent import Intention, intended_problem, read_intent
 from optiml.generate.vocabulary import ARITHMETIC, GRAMMARS, MODIFIERS
 from optiml.generate.vocabulary import FOREIGN as FOREIGN_LABELS
-from optiml.problems.problem import Builtin, Intent, builtin_names, load_builtin
+from optiml.problems.problem import Builtin, Intent, builtin_names, load_builtin, main_dtype
 from optiml.records import Axis, Problem, Tensor, Workload
 
 LONG_KNOWN = 150
@@ -34,6 +35,52 @@ def test_prompts_are_read_as_their_problem_with_sizes_and_dtype(problem: str) ->
 def test_prompts_outside_the_catalogue_are_refused_with_a_reason() -> None:
     read = [(text, read_intent(text)) for text in FOREIGN]
     assert [(text, item.problem_name) for text, item in read if item.problem_name is not None or not item.refused] == []
+
+
+def test_requests_of_many_kinds_are_read_right_or_refused() -> None:
+    wrong = []
+    for line in (Path(__file__).parent / "data" / "intents.tsv").read_text(encoding="utf-8").splitlines()[1:]:
+        text, name, sizes, dtype = [*line.split("\t"), "", "", ""][:4]
+        intention = read_intent(text)
+        if name == "-":
+            if intention.problem_name is not None or not intention.refused:
+                wrong.append((text, intention))
+            continue
+        if intention.problem_name != name:
+            wrong.append((text, intention))
+            continue
+        problem = intended_problem(intention)
+        asked = {axis: int(size) for axis, size in (item.split("=") for item in sizes.split(",") if item)}
+        if main_dtype(problem) != dtype or not asked.items() <= problem.bench[0].axes.items():
+            wrong.append((text, intention))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "told"),
+    [
+        ("Zeilenweise Softmax über eine 4096 x 1024 Matrix", "softmax", "German"),
+        ("transposée d'une matrice de 100 lignes et 200 colonnes", "transpose", "French"),
+        ("suma de dos vectores con 1000 elementos", "vector_add", "Spanish"),
+        ("矩阵乘法 512x512 半精度", "matmul", "Chinese"),
+        ("行列の転置 4096x4096", "transpose", "Japanese"),
+    ],
+)
+def test_a_short_request_in_another_language_is_read_and_the_reading_is_told(text: str, name: str, told: str) -> None:
+    intention = read_intent(text)
+    assert intention.problem_name == name
+    assert told in intention.assumed[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Matrixmultiplikation ohne Vorzeichen", "Softmax sin máximo por filas", "softmax par ligne puis relu",
+        "对每一列做 softmax", "矩阵乘法 然后 relu", "行列の逆行列", "сумма двух векторов", "LayerNorm ohne Bias",
+    ],
+)  # fmt: skip
+def test_another_language_is_refused_where_a_word_may_be_lost(text: str) -> None:
+    assert read_intent(text).refused
 
 
 def test_every_problem_has_prompts_and_a_grammar() -> None:

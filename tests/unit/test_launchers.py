@@ -18,14 +18,16 @@ from optiml.cli import app
 from optiml.codec import decode
 from optiml.device.emulated import MODELS, EmulatedDevice
 from optiml.device.plan import BadLaunch, Copy, Memset, Plan, PlannedLaunch, Pointer, Upload, resolve_plan
+from optiml.device.recorded import plan_of
 from optiml.errors import Unsupported
 from optiml.kernel_file import write_kernel_text
-from optiml.process import probe
-from optiml.records import Build, Kernel, Problem, Workload
+from optiml.process import Finished, probe
+from optiml.records import Build, BuildReport, Kernel, Problem, Workload
 from optiml.sandbox import Layers
 from optiml.toolchain import record
 from optiml.toolchain.nvcc import NvccCompiler, find_toolkit
 from optiml.toolchain.nvrtc import CompileFailure
+from optiml.toolchain.record import Entry, Orders, Recording
 from optiml.verify.reference import References
 from optiml.verify.verify import Verifier
 from optiml.workbench import Workbench
@@ -277,3 +279,59 @@ def test_a_launcher_kernel_is_verified_profiled_and_told_apart_by_its_host_code(
     assert profile.time.median_us > 0
     other = bench.evaluator().fingerprint(launcher("large_shared"))
     assert bench.evaluator().fingerprint(kernel) != other
+
+
+def forged(*rows: str) -> Recording:
+    """What is read of a record that a library wrote by itself."""
+    orders = Orders(name="go", mode="launcher", device=(8, 0, 108, 1, 1, 1), entries=(ENTRY,))
+    text = "\n".join(["optiml-record N", *rows, '{"do":"end","how":"returned"}', "optiml-end N", ""]).encode()
+    finished = Finished(exit_code=0, stdout=text, stderr=b"", truncated=False, seconds=0.0, layers=Layers())
+    return record._read(finished, "N", orders)
+
+
+ENTRY = Entry(symbol="k", shared_bytes=0, registers=8, local_bytes=0, max_threads=1024, parameters=(4,))
+LAUNCH = (
+    '{"do":"launch","kernel":"k","grid":[1,1,1],"block":[32,1,1],"shared":0,"cooperative":0,"cluster":[0,0,0],'
+    '"args":["00000000"]}'
+)
+
+
+def test_a_record_that_a_library_forges_is_read_as_a_plan_or_not_at_all() -> None:
+    assert len(forged(LAUNCH).events) == 1
+    for row in (
+        LAUNCH.replace('"k"', '"other"'),
+        LAUNCH.replace('"00000000"', '"0000000000"'),
+        LAUNCH.replace("[32,1,1]", "[0,1,1]"),
+        LAUNCH.replace("[32,1,1]", '["a",1,1]'),
+        LAUNCH.replace('"shared":0', '"shared":-1'),
+        '{"do":"memset","target":[600,0],"value":0,"bytes":4}',
+        '{"do":"allocate","slot":1,"bytes":1e30}',
+        '{"do":"verdict","status":"accepted"}',
+        "[]",
+        "{" * 100_000,
+        "nan",
+    ):
+        assert forged(row).ending == "damaged", row
+        assert forged(row).events == ()
+
+
+def test_limits_that_a_forged_record_leaves_out_hold_all_the_same(compiler_free_build: Build) -> None:
+    for rows, reason in (
+        ([LAUNCH.replace("[32,1,1]", "[2048,1,1]")], "bad_launch"),
+        ([LAUNCH.replace('"shared":0', '"shared":900000')], "bad_launch"),
+        ([LAUNCH] * 5000, "resource_limit"),
+        (['{"do":"allocate","slot":7,"bytes":1000000000000}'], "resource_limit"),
+    ):
+        with pytest.raises(BadLaunch) as caught:
+            plan_of(forged(*rows), compiler_free_build, {}, A100)
+        assert caught.value.reason == reason
+
+
+@pytest.fixture
+def compiler_free_build() -> Build:
+    report = BuildReport(
+        arch="sm_80", compiler="c", registers_per_thread=8, shared_bytes_per_block=0, stack_bytes=0, spill_bytes=0,
+        log="", seconds=0.0,
+    )  # fmt: skip
+    ptx = ".visible .entry k(.param .u32 n)\n{ ret; }"
+    return Build(kernel_id="0" * 16, report=report, ptx=ptx, cubin=b"", entries={"k": "k"}, resources={})

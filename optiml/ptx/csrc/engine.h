@@ -63,7 +63,7 @@ typedef struct {
 } Line;
 
 enum { NO_FAULT, BAD_ACCESS, TRAP, SKIPPED_BARRIER, TWO_BARRIERS, DEADLOCK, OUT_OF_BUDGET, PAST_DEADLINE, ABORTED,
-       RACE, UNINITIALISED, NO_MEMORY };
+       RACE, UNINITIALISED, NO_MEMORY, PART_OF_WARP };
 
 typedef struct {
     int32_t kind, access, nbytes, space;
@@ -85,6 +85,7 @@ typedef struct {
     const int32_t* specials; /* pairs (kind, operand) of registers with one value per thread */
     const uint32_t* zeros;   /* operands of registers that may be read before they are written, with width << 31 */
     uint8_t* constants;
+    const uint32_t* extra;   /* what does not fit the records of matrix instructions */
     Allocation* allocations; /* of number 16, 17, ... */
     const int64_t* blocks;   /* linear ids to run, NULL for all */
     const uint8_t* parameters;
@@ -103,6 +104,7 @@ typedef struct {
     uint32_t segment_count, barrier_total, special_count, zero_count, allocation_count;
     uint32_t register_bytes, shared_bytes, local_bytes, parameter_bytes;
     uint32_t waits, count, checks, max_order;
+    uint32_t together;  /* all blocks must run at the same time */
     uint32_t unwritten; /* byte that shared and local memory hold until something is written */
     Fault fault;
 } Launch;

@@ -60,12 +60,28 @@ INLINE uint16_t d2h_rz(double x) {
     uint16_t r = d2h(x);
     return (r & 0x7FFFu) <= 0x7C00u && fabs((double)h2f(r)) > fabs(x) ? (uint16_t)(r - 1) : r;
 }
+/* Toward zero (3), minus (1) or plus infinity (2). */
+INLINE uint16_t d2h_toward(double x, int mode) {
+    uint16_t r = d2h(x);
+    double back = (double)h2f(r);
+    int down = back > x && (mode == 1 || (mode == 3 && x > 0)), up = back < x && (mode == 2 || (mode == 3 && x < 0));
+    int away = r & 0x8000u ? down : up; /* from zero */
+    if (up && r == 0x8000u) return 0x0001u;
+    if (down && r == 0) return 0x8001u;
+    return (uint16_t)(down || up ? away ? r + 1 : r - 1 : r);
+}
 INLINE float b2f(uint16_t b) { return f_from((uint32_t)b << 16); }
 INLINE uint16_t f2b(float x) {
     uint32_t u = f_bits(x);
     return x != x ? 0x7FFFu : (uint16_t)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16);
 }
 INLINE uint16_t f2b_rz(float x) { return x != x ? 0x7FFFu : (uint16_t)(f_bits(x) >> 16); }
+INLINE uint16_t f2b_toward(float x, int mode) {
+    uint32_t u = f_bits(x);
+    if (x != x) return 0x7FFFu;
+    int away = (u & 0xFFFFu) && (u >> 31 ? mode == 1 : mode == 2);
+    return (uint16_t)((u >> 16) + (uint32_t)away);
+}
 /* double to float rounded to odd, so that a later rounding to a narrower type is right */
 INLINE float odd_f(double x) {
     float r = (float)x;
@@ -191,6 +207,30 @@ INLINE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
         result |= octet << 8 * place;
     }
     return result;
+}
+INLINE uint32_t prmt_places(uint32_t a, uint32_t b, uint32_t places) { /* a nibble each, the lowest first */
+    uint64_t pool = (uint64_t)b << 32 | a;
+    uint32_t result = 0;
+    for (int place = 0; place < 4; place++)
+        result |= ((uint32_t)(pool >> 8 * (places >> 4 * place & 7u)) & 0xFFu) << 8 * place;
+    return result;
+}
+INLINE uint32_t ones32(uint32_t count) { return count >= 32 ? 0xFFFFFFFFu : (1u << count) - 1; }
+INLINE uint32_t bmsk(uint32_t start, uint32_t length) { return start >= 32 ? 0 : ones32(length) << start; }
+INLINE uint32_t szext(uint32_t a, uint32_t width, int is_signed) {
+    uint32_t mask = ones32(width), low = a & mask;
+    return is_signed && width > 0 && (a >> (width - 1) & 1u) ? low | ~mask : low;
+}
+INLINE uint32_t vabsdiff4(uint32_t a, uint32_t b, uint32_t c, int is_signed, int adds) {
+    uint32_t sum = c, packed = 0;
+    for (int k = 0; k < 32; k += 8) {
+        int32_t x = is_signed ? (int8_t)(a >> k) : (int32_t)(a >> k & 0xFFu);
+        int32_t y = is_signed ? (int8_t)(b >> k) : (int32_t)(b >> k & 0xFFu);
+        uint32_t apart = (uint32_t)(x > y ? x - y : y - x);
+        sum += apart;
+        packed |= (apart & 0xFFu) << k;
+    }
+    return adds ? sum : packed;
 }
 INLINE uint32_t funnel_l(uint32_t low, uint32_t high, uint32_t n) {
     return (uint32_t)((((uint64_t)high << 32 | low) << n) >> 32);

@@ -25,7 +25,7 @@ _SPACES = ("global_load", "global_store", "global_atomic", "local_load", "local_
            "shared_atomic")  # fmt: skip
 _ACCESS = ("read", "write", "atomic")
 (_NO_FAULT, _BAD_ACCESS, _TRAP, _SKIPPED_BARRIER, _TWO_BARRIERS, _DEADLOCK, _OUT_OF_BUDGET, _PAST_DEADLINE, _ABORTED,
- _RACE, _UNINITIALISED, _NO_MEMORY) = range(12)  # fmt: skip
+ _RACE, _UNINITIALISED, _NO_MEMORY, _PART_OF_WARP) = range(13)  # fmt: skip
 _SHARED, _LOCAL, _GENERIC = 2, 3, 4
 _UNWAITED = 3
 CHECKS: Mapping[str, int] = {"race": 1, "uninitialised": 2}
@@ -100,6 +100,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     launch.reach = pointer(native.reach)
     launch.specials = pointer(native.specials)
     launch.zeros = pointer(native.zeros)
+    launch.extra = pointer(native.extra)
     launch.constants = pointer(_constants(call))
     launch.parameters = pointer(np.frombuffer(call.parameters + bytes(8), np.uint8).copy())
     count = max(call.allocations, default=FIRST_ALLOCATION - 1) + 1 - FIRST_ALLOCATION
@@ -145,6 +146,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     launch.local_bytes = program.local_bytes
     launch.parameter_bytes = len(call.parameters)
     launch.waits = program.waits
+    launch.together = program.grid_barrier
     launch.count = call.count
     launch.checks = sum(CHECKS[name] for name in call.checks)
     launch.max_order = native.max_order
@@ -280,6 +282,9 @@ def _fault(call: Call, found: Any) -> Fault:
         return Fault(kind="illegal", detail="the emulator ran out of memory for this launch")
     block, thread = _coordinates(call, found.block, found.thread)
     line = _line(call, found.line)
+    if kind == _PART_OF_WARP:
+        detail = f"illegal: {call.program.names[found.address]} needs all 32 threads of a warp"
+        return Fault(kind="illegal", block=block, thread=thread, line=line, detail=detail)
     if kind == _BAD_ACCESS:
         return _access_fault(call, found, block, thread, line)
     names = {

@@ -46,7 +46,8 @@ class LaunchRecord(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
-            "instructions", "segments", "barriers", "reach", "specials", "zeros", "constants")),
+            "instructions", "segments", "barriers", "reach", "specials", "zeros", "constants",
+            "extra")),
         ("allocations", ctypes.POINTER(AllocationRecord)),
         *((name, ctypes.c_void_p) for name in ("blocks", "parameters")),
         ("print", PRINT),
@@ -61,7 +62,7 @@ class LaunchRecord(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in (
             "segment_count", "barrier_total", "special_count", "zero_count", "allocation_count", "register_bytes",
             "shared_bytes", "local_bytes", "parameter_bytes", "waits", "count", "checks", "max_order",
-            "unwritten")),
+            "together", "unwritten")),
         ("fault", FaultRecord),
     ]  # fmt: skip
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from optiml.ptx import atomics, memory, opcodes
+from optiml.ptx import atomics, memory, opcodes, tensor
 from optiml.ptx.closures import UNSIGNED, bits_of
 from optiml.ptx.emit import space_of
 from optiml.ptx.inline import BUILTINS, Item, storage
 from optiml.ptx.lower import Lowering
 from optiml.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BITS
-from optiml.ptx.native import table
+from optiml.ptx.native import matrices, table
 from optiml.ptx.native.origins import mark_retried_loads, written_roots
 from optiml.ptx.numerics import BOOL, F16, F32, U32, U64
-from optiml.ptx.opcodes import DTYPES, TOKENS
+from optiml.ptx.opcodes import DTYPES, TOKENS, UnknownForm
 from optiml.ptx.parse import (
     Address,
     Function,
@@ -59,9 +59,12 @@ BARRIER_RECORD = np.dtype(
 )
 # flags of the C side, see csrc/engine.h and csrc/core.inc
 _WARP_WIDE, _EXITS, _COUNTED = 1, 2, 4
+_MOST_EXITS = 512
 _PLAIN, _ARRIVE, _ALIGNED, _REDUCES, _NEGATED = 1, 2, 4, 8, 16
 _SPACES = {"global": 0, "const": 1, "shared": 2, "local": 3, "generic": 4}
-_WIDE_ADDRESS, _CACHED, _POLLS = 8, 16, 32
+_WIDE_ADDRESS, _CACHED, _POLLS, _UNCOUNTED = 8, 16, 32, 256
+_BARRIER_OPERATIONS = {name: code for code, name in enumerate(
+    ("init", "arrive", "arrive_drop", "expect_tx", "complete_tx", "arrive_expect", "test", "test_parity"))}  # fmt: skip
 _ATOMICS = {name: code for code, name in enumerate(
     ("add", "min", "max", "and", "or", "xor", "inc", "dec", "exch", "cas"))}  # fmt: skip
 _ATOMIC_TYPES = {"u32": 0, "b32": 0, "s32": 1, "u64": 2, "b64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7,
@@ -94,6 +97,13 @@ class Record:
     line: int | None = None
     pred: int = -1
     negated: bool = False
+    extra: matrices.Extra | None = None
+    name: str = ""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Every slot that it touches, -1 for none."""
+        return (*self.d, *self.s, self.pred, *(self.extra.slots if self.extra is not None else ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +112,8 @@ class NativeProgram:
 
     Attributes:
         program: the segments and launch-time slots, as the numpy engine has them.
+        extra: what does not fit the records of matrix instructions.
+        names: spelling of those that need whole warps, by number of the record.
         constant_slots: byte offset and lane width (4 or 8) within the constants, by slot.
         lines: source line by line index.
     """
@@ -113,6 +125,8 @@ class NativeProgram:
     reach: np.ndarray[Any, Any]
     specials: np.ndarray[Any, Any]
     zeros: np.ndarray[Any, Any]
+    extra: np.ndarray[Any, Any]
+    names: Mapping[int, str]
     constant_slots: Mapping[int, tuple[int, int]]
     constant_bytes: int
     register_bytes: int
@@ -139,8 +153,6 @@ class NativeLowering(Lowering):
         self.widths: dict[int, int] = {}  # lane bytes by slot
         self.native_rows: dict[str, table.Row] = {}
         super().__init__(module, kernel, False, frozenset())
-        if self.program.grid_barrier:
-            raise NotNative("grid-wide barrier")
         mark_retried_loads(self.program)
         self.native = _packed(self)
 
@@ -274,6 +286,8 @@ class NativeLowering(Lowering):
         family = item.instruction.parts[0]
         if family == "set":
             self.native_set(item)
+        elif "cc" in item.instruction.parts:
+            self.native_carry(item, segment)
         elif family in opcodes.PURE:
             row = self.row(item)
             self.apply(row, item.instruction.dst[0], item.instruction.src)
@@ -373,8 +387,62 @@ class NativeLowering(Lowering):
         self.emit(table.NUMBERS[row], [truth], slots)
         return truth, combine
 
+    def native_carry(self, item: Item, segment: Any) -> None:
+        """add, sub and mad with carry: `.cc` writes the carry flag, addc, subc and madc read it."""
+        instruction = item.instruction
+        parts = instruction.parts
+        family = parts[0].removesuffix("c")
+        kind = parts[-1]
+        dtype = UNSIGNED[int(TOKENS[kind][1:])]
+        half = next((p for p in parts if p in ("lo", "hi")), "")
+        if family not in ("add", "sub", "mad") or set(parts[1:-1]) - {"cc", half} or dtype.itemsize < 4:
+            raise NotNative(instruction.opcode)
+        slots = [self.source(operand, dtype)[0] for operand in instruction.src]
+        if family == "mad":
+            product = self.temporary(dtype.itemsize)
+            row = table.ROWS[table.canonical(("mul", half, kind))]
+            self.emit(table.NUMBERS[row], [product], slots[:2])
+            slots = [product, slots[2]]
+        flag = self.slot(f"{item.context.prefix}%carry")
+        self.widths[flag] = 4
+        takes = parts[0] != family
+        if takes:
+            self.uses.add(flag)
+        carry = flag if takes else self.literal(0, BOOL)
+        name = "subc" if family == "sub" else "addc"
+        into = self.target(instruction.dst[0], dtype)[0]
+        if "cc" in parts:
+            out = self.temporary(4)
+            self.move(f"@{name}_out{dtype.itemsize}", out, *slots, carry)
+        self.move(f"@{name}{dtype.itemsize}", into, *slots, carry)
+        if "cc" in parts:
+            self.defines.add(flag)
+            self.move("@mov4", flag, out)
+
+    def native_setp_packed(self, item: Item) -> None:
+        """setp on two halves: one predicate each."""
+        instruction = item.instruction
+        parts = (*instruction.parts[:-1], instruction.parts[-1].removesuffix("x2"))
+        row = table.ROWS.get(table.canonical(parts))
+        if row is None or len(instruction.dst) != 2 or len(instruction.src) != 2:
+            raise NotNative(instruction.opcode)
+        wholes = [self.plain_source(operand, U32) for operand in instruction.src]
+        truths = []
+        for key in ("@low2", "@high2"):
+            halves = [self.temporary(4), self.temporary(4)]
+            for part, whole in zip(halves, wholes, strict=True):
+                self.move(key, part, whole)
+            truths.append(self.temporary(4))
+            self.emit(table.NUMBERS[row], [truths[-1]], halves)
+        for operand, truth in zip(instruction.dst, truths, strict=True):
+            if not isinstance(operand, Raw):
+                self.move("@mov4", self.target(operand, BOOL)[0], truth)
+
     def native_setp(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
+        if instruction.parts[-1].endswith("x2"):
+            self.native_setp_packed(item)
+            return
         wanted = [not isinstance(operand, Raw) for operand in instruction.dst]
         if len(instruction.src) == 2 and len(instruction.dst) == 1 and wanted[0]:
             parts = instruction.parts
@@ -427,11 +495,23 @@ class NativeLowering(Lowering):
     def native_lop3(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
         truth_table = instruction.src[3]
-        if len(instruction.parts) != 2 or not isinstance(truth_table, Immediate):
+        combine = instruction.parts[1] if len(instruction.parts) == 3 else ""
+        if combine not in ("", "or", "and") or not isinstance(truth_table, Immediate):
             raise NotNative(instruction.opcode)
         slots = [self.plain_source(operand, U32) for operand in instruction.src[:3]]
-        target = self.target(instruction.dst[0], U32)[0]
-        self.emit(table.EFFECT_NUMBERS["lop3"], [target], slots, aux=truth_table.value & 0xFF)
+        first = instruction.dst[0]
+        if not combine:
+            target = self.target(first, U32)[0]
+            self.emit(table.EFFECT_NUMBERS["lop3"], [target], slots, aux=truth_table.value & 0xFF)
+            return
+        other = self.source(instruction.src[4], BOOL)[0]
+        value, truth = self.temporary(4), self.temporary(4)
+        self.emit(table.EFFECT_NUMBERS["lop3"], [value], slots, aux=truth_table.value & 0xFF)
+        self.emit(table.NUMBERS[table.ROWS["setp.ne.u32"]], [truth], [value, self.literal(0, U32)])
+        flag = self.target(instruction.dst[1], BOOL)[0]
+        self.emit(table.NUMBERS[table.ROWS[f"{combine}.pred"]], [flag], [truth, other])
+        if not isinstance(first, Raw):
+            self.move("@mov4", self.target(first, U32)[0], value)
 
     def native_cvta(self, item: Item, segment: Any) -> None:
         instruction = item.instruction
@@ -593,7 +673,13 @@ class NativeLowering(Lowering):
         """cp.async copies at once; commit and wait only matter to the check for missing waits."""
         instruction = item.instruction
         parts = instruction.parts
-        if parts[:2] != ("cp", "async") or (len(parts) > 2 and parts[2] in ("bulk", "mbarrier")):
+        if parts[:4] == ("cp", "async", "mbarrier", "arrive"):
+            # the copies are done, so this is an arrival; without .noinc it would cancel out
+            self.emit(table.EFFECT_NUMBERS["copy_wait"], [], [], aux=1, imm=0)
+            if "noinc" in parts:
+                self.barrier_object(item, "arrive", self.literal(1, U32), -1)
+            return
+        if parts[:2] != ("cp", "async") or parts[2] == "bulk":
             raise NotNative(instruction.opcode)
         if parts[2] in ("commit_group", "wait_group", "wait_all"):
             most = instruction.src[0] if parts[2] == "wait_group" else None
@@ -601,14 +687,18 @@ class NativeLowering(Lowering):
             self.emit(table.EFFECT_NUMBERS["copy_wait"], [], [], aux=int(parts[2] != "wait_group"), imm=allowed)
             return
         size = instruction.src[2]
-        if not isinstance(size, Immediate) or size.value not in (4, 8, 16) or len(instruction.src) > 3:
+        if not isinstance(size, Immediate) or size.value not in (4, 8, 16):
             raise NotNative(instruction.opcode)
+        some, kind = -1, 0
+        if len(instruction.src) > 3:  # a source size, or a predicate to ignore the source
+            kind = 2 if self.stored_dtype(instruction.src[3]) == BOOL else 1
+            some = self.source(instruction.src[3], BOOL if kind == 2 else U32)[0]
         to, to_offset, to_wide = self.place(instruction.src[0])
         base, offset, wide = self.place(instruction.src[1])
         if not wide:
             raise NotNative(instruction.opcode)
-        self.emit(table.EFFECT_NUMBERS["copy_async"], [], [base, to], aux=to_wide, imm=size.value << 8,
-                  raw={2: offset & NONE, 3: to_offset & NONE})  # fmt: skip
+        self.emit(table.EFFECT_NUMBERS["copy_async"], [], [base, to, -1, -1, some], aux=to_wide,
+                  imm=size.value << 8 | kind, raw={2: offset & NONE, 3: to_offset & NONE})  # fmt: skip
 
     # -- warps ------------------------------------------------------------------------------------------------
 
@@ -679,6 +769,106 @@ class NativeLowering(Lowering):
         flag = self.target(instruction.dst[1], BOOL)[0] if len(instruction.dst) > 1 else -1
         self.emit(table.EFFECT_NUMBERS["elect"], [leader, flag], [mask])
 
+    # -- matrices ---------------------------------------------------------------------------------------------
+
+    def matrix(self, effect: str, d: Sequence[int], s: Sequence[int], **more: Any) -> None:
+        self.emit(table.EFFECT_NUMBERS[effect], d, s, name=self.item.instruction.opcode, **more)
+
+    def native_mma(self, item: Item, segment: Any) -> None:
+        self.lower_mma(item, segment)
+
+    def product(
+        self, item: Item, shape: str, kinds: tuple[str, str, str, str],
+        places: tuple[tensor.Places, tensor.Places, tensor.Places],
+    ) -> None:  # fmt: skip
+        self.check_product(item, kinds)
+        a, b, c, d = self.product_registers(item, kinds, places)
+        for slot in (*a, *b, *c, *d):
+            self.widths.setdefault(slot, 8 if kinds[0] == "f64" else 4)
+        saturate = "satfinite" in item.instruction.parts
+        extra = matrices.product(tensor.sizes(shape), kinds, places, saturate, (d, a, b, c))
+        self.matrix("product", [], [], extra=extra)
+
+    def native_wmma(self, item: Item, segment: Any) -> None:
+        self.lower_wmma(item, segment)
+
+    def transfer(self, item: Item, transfer: tensor.Transfer, count: int) -> None:
+        instruction = item.instruction
+        loads = instruction.parts[1] == "load"
+        operand = instruction.dst[0] if loads else instruction.src[1]
+        rest = instruction.src[1 if loads else 2 :]
+        word = U64 if transfer.kind == "f64" else U32
+        base, offset, wide = self.place(instruction.src[0])
+        stride = self.plain_source(rest[0], U32) if rest else -1
+        slots = self.results_as(operand, word)[0] if loads else self.registers_as(operand, word)
+        if len(slots) != count or not -(2**31) <= offset < 2**31:
+            raise UnknownForm
+        extra = matrices.fragment(transfer.shape, transfer.kind, transfer.by_row, transfer.places, slots)
+        flags = self.flags(transfer.space, wide) | (_CACHED if loads else 0)
+        self.matrix("load_fragment" if loads else "store_fragment", [], [base, stride], aux=flags, extra=extra,
+                    raw={4: offset & NONE})  # fmt: skip
+
+    def native_ldmatrix(self, item: Item, segment: Any) -> None:
+        self.lower_ldmatrix(item, segment)
+
+    def move_matrices(self, item: Item, count: int, transposed: bool, space: str) -> None:
+        instruction = item.instruction
+        loads = instruction.parts[0] == "ldmatrix"
+        base, offset, wide = self.place(instruction.src[0])
+        if loads:
+            slots = self.results_as(instruction.dst[0], U32)[0]
+        else:
+            slots = self.registers_as(instruction.src[1], U32)
+        if len(slots) != count or not -(2**31) <= offset < 2**31:
+            raise UnknownForm
+        extra = matrices.Extra(head=(count, int(transposed)), slots=tuple(slots))
+        self.matrix("load_matrices" if loads else "store_matrices", [], [base], aux=self.flags(space, wide),
+                    extra=extra, raw={4: offset & NONE})  # fmt: skip
+
+    def native_movmatrix(self, item: Item, segment: Any) -> None:
+        instruction = item.instruction
+        if instruction.parts[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):
+            raise NotNative(instruction.opcode)
+        source = self.plain_source(instruction.src[0], U32)
+        self.matrix("transpose", [self.target(instruction.dst[0], U32)[0]], [source])
+
+    def native_mbarrier(self, item: Item, segment: Any) -> None:
+        """Barrier objects; accesses to them are not counted, as in the numpy engine."""
+        instruction = item.instruction
+        parts = instruction.parts
+        operation = parts[1]
+        if set(parts[2:]) - self._BARRIER_WORDS:
+            raise NotNative(instruction.opcode)
+        if operation == "inval":
+            return
+        if operation == "pending_count":
+            state = self.plain_source(instruction.src[0], U64)
+            self.move("@missing", self.target(instruction.dst[0], U32)[0], state)
+            return
+        rest = instruction.src[1:]
+        target = -1
+        if operation in ("test_wait", "try_wait"):
+            self.program.waits = True
+            operation = "test_parity" if "parity" in parts else "test"
+            amount = self.plain_source(rest[0], U32 if "parity" in parts else U64)
+            target = self.target(instruction.dst[0], BOOL)[0]
+        else:
+            if operation == "arrive" and "expect_tx" in parts:
+                operation = "arrive_expect"
+            amount = self.plain_source(rest[0], U32) if rest else self.literal(1, U32)
+            if instruction.dst and not isinstance(instruction.dst[0], Raw):
+                target = self.target(instruction.dst[0], U64)[0]
+        self.barrier_object(item, operation, amount, target)
+
+    def barrier_object(self, item: Item, operation: str, amount: int, target: int) -> None:
+        instruction = item.instruction
+        base, offset, wide = self.place(instruction.src[0])
+        if operation not in _BARRIER_OPERATIONS or not -(2**31) <= offset < 2**31:
+            raise NotNative(instruction.opcode)
+        flags = self.flags(space_of(instruction.parts), wide) | _POLLS | _UNCOUNTED
+        self.emit(table.EFFECT_NUMBERS["barrier_object"], [target], [base, amount], aux=flags,
+                  imm=_BARRIER_OPERATIONS[operation], raw={4: offset & NONE})  # fmt: skip
+
     def native_builtin_call(self, item: Item, segment: Any) -> None:
         """vprintf and __assertfail; entering a device function needs no work, its code follows."""
         instruction = item.instruction
@@ -741,6 +931,8 @@ def _packed(lowering: NativeLowering) -> NativeProgram:
         return -1 if line is None else line_numbers.setdefault(line, len(line_numbers))
 
     rows: list[tuple[Any, ...]] = []
+    extra: list[int] = []
+    names: dict[int, str] = {}
     segments: list[tuple[Any, ...]] = []
     barriers: list[tuple[Any, ...]] = []
     barrier_segments: list[int] = []
@@ -750,12 +942,18 @@ def _packed(lowering: NativeLowering) -> NativeProgram:
         first = len(rows)
         for order, record in enumerate(segment.operations):
             assert isinstance(record, Record)
+            imm = record.imm
+            if record.extra is not None:
+                imm = len(extra)
+                extra += [*record.extra.head, *map(encoded, record.extra.slots), *record.extra.tail]
+            if record.name:
+                names[len(rows)] = record.name
             sources = [encoded(slot) for slot in record.s] + [NONE] * (5 - len(record.s))
             for index, value in record.raw.items():
                 sources[index] = value
             targets = [encoded(slot) for slot in record.d] + [NONE] * (4 - len(record.d))
             rows.append((record.op, encoded(record.pred), NONE if record.negated else 0, targets, sources, record.aux,
-                         line_index(record.line), order, len(rows), record.imm))  # fmt: skip
+                         line_index(record.line), order, len(rows), imm))  # fmt: skip
         most = max(most, len(segment.operations))
         flags = (_WARP_WIDE if segment.warp_wide else 0) | (_EXITS if segment.exits else 0)
         flags |= _COUNTED if segment.counted_branch else 0
@@ -784,8 +982,8 @@ def _packed(lowering: NativeLowering) -> NativeProgram:
              NONE if segment.negated else 0, segment.weight, flags,
              NONE if segment.mask is None else encoded(segment.mask), barrier, line_index(line), exit_bit)
         )  # fmt: skip
-    if exits > 64:
-        raise NotNative("more than 64 exits")
+    if exits > _MOST_EXITS:
+        raise NotNative(f"more than {_MOST_EXITS} exits")
     reach = np.zeros((max(1, len(barriers)), len(program.segments)), np.uint8)
     for index, number in enumerate(barrier_segments):
         reach[index, list(program.reachable(number))] = 1
@@ -800,6 +998,8 @@ def _packed(lowering: NativeLowering) -> NativeProgram:
         reach=reach,
         specials=np.array([(_SPECIAL_CODES[n], operands[s]) for n, s in program.specials.items()], np.int32).ravel(),
         zeros=np.array(zeros, np.uint32),
+        extra=np.array(extra or [0], np.uint32),
+        names=MappingProxyType(names),
         constant_slots=MappingProxyType(constants),
         constant_bytes=constant_bytes,
         register_bytes=register_bytes,
@@ -822,7 +1022,7 @@ def _assign_registers(lowering: NativeLowering, operands: dict[int, int]) -> int
     home: dict[int, int] = {}
     for segment in program.segments:
         for record in segment.operations:
-            for slot in (*record.d, *record.s, record.pred):  # type: ignore[attr-defined]
+            for slot in record.slots:  # type: ignore[attr-defined]
                 if slot >= 0 and home.setdefault(slot, segment.number) != segment.number:
                     fixed.add(slot)
     size = 0
@@ -834,12 +1034,12 @@ def _assign_registers(lowering: NativeLowering, operands: dict[int, int]) -> int
     for segment in program.segments:
         last: dict[int, int] = {}
         for index, record in enumerate(segment.operations):
-            for slot in (*record.d, *record.s, record.pred):  # type: ignore[attr-defined]
+            for slot in record.slots:  # type: ignore[attr-defined]
                 last[slot] = index
         free: dict[int, list[int]] = {4: [], 8: []}
         top = size
         for index, record in enumerate(segment.operations):
-            touched = [s for s in dict.fromkeys((*record.d, *record.s, record.pred)) if s >= 0]  # type: ignore[attr-defined]
+            touched = [s for s in dict.fromkeys(record.slots) if s >= 0]  # type: ignore[attr-defined]
             for slot in touched:
                 if slot not in operands:
                     width = widths[slot]

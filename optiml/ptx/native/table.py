@@ -278,6 +278,20 @@ def _integers() -> None:
     _row("bfi.b32", "u4", "u4 u4 u4 u4", "bfi32(a, b, c, e)")
     _row("bfi.b64", "u8", "u8 u8 u4 u4", "bfi_bits(a, b, c, e)")
     _row("prmt.b32", "u4", "u4 u4 u4", "prmt(a, b, c)")
+    # the bytes picked, lowest in the lowest nibble, for each value of the selector's lower two bits
+    for mode, picks in (("f4e", (0x3210, 0x4321, 0x5432, 0x6543)), ("b4e", (0x5670, 0x6701, 0x7012, 0x0123)),
+                        ("rc8", (0, 0x1111, 0x2222, 0x3333)), ("ecl", (0x3210, 0x3211, 0x3222, 0x3333)),
+                        ("ecr", (0, 0x1110, 0x2210, 0x3210)), ("rc16", (0x1010, 0x3232, 0x1010, 0x3232))):  # fmt: skip
+        word = sum(pick << 16 * place for place, pick in enumerate(picks))
+        _row(f"prmt.b32.{mode}", "u4", "u4 u4 u4", f"prmt_places(a, b, (uint32_t)({word}ull >> 16 * (c & 3)) & 0xFFFF)")
+    for mode, cut in (("clamp", "({0} < 32 ? {0} : 32)"), ("wrap", "({0} & 31)")):
+        _row(f"bmsk.{mode}.b32", "u4", "u4 u4", f"bmsk({cut.format('a')}, {cut.format('b')})")
+        _row(f"szext.{mode}.u32", "u4", "u4 u4", f"szext(a, {cut.format('b')}, 0)")
+        _row(f"szext.{mode}.s32", "u4", "u4 u4", f"szext(a, {cut.format('b')}, 1)")
+    for kind in ("u32", "s32"):
+        for ending, adds in (("", 0), (".add", 1)):
+            _row(f"vabsdiff4.{kind}.{kind}.{kind}{ending}", "u4", "u4 u4 u4",
+                 f"vabsdiff4(a, b, c, {int(kind == 's32')}, {adds})")  # fmt: skip
     for a in "us":
         for b in "us":
             signs = f"{int(a == 's')}, {int(b == 's')}"
@@ -394,6 +408,19 @@ def _conversions() -> None:
             _row(f"cvt.{mode}{word}.bf16x2.f32", "u4", "f4 f4", f"pair({bfloat}({b}), {bfloat}({a}))")
             _row(f"cvt.{mode}{word}.bf16.f32", "u2", "f4", f"b_relu({bfloat}(a))" if relu else f"{bfloat}(a)")
     _row("cvt.rn.relu.f16.f32", "f2", "f4", "h_relu(f2h(a))")
+    # directed roundings to 16 bits
+    for mode, code in (("rm", 1), ("rp", 2), ("rz", 3)):
+        for source, (token, bits) in ints.items():
+            _row(f"cvt.{mode}.f16.{source}", "f2", token, f"d2h_toward((double)a, {code})")
+            if bits <= 32:
+                _row(f"cvt.{mode}.bf16.{source}", "u2", token, f"f2b_toward(odd_f((double)a), {code})")
+        if mode != "rz":
+            _row(f"cvt.{mode}.f16.f32", "f2", "f4", f"d2h_toward((double)a, {code})")
+            _row(f"cvt.{mode}.f16.f64", "f2", "f8", f"d2h_toward(a, {code})")
+            _row(f"cvt.{mode}.bf16.f32", "u2", "f4", f"f2b_toward(a, {code})")
+        _row(f"cvt.{mode}.bf16.f64", "u2", "f8", f"f2b_toward(odd_f(a), {code})")
+        _row(f"cvt.{mode}.bf16.f16", "u2", "f2", f"f2b_toward(h2f(a), {code})")
+        _row(f"cvt.{mode}.f16.bf16", "f2", "u2", f"d2h_toward((double)b2f(a), {code})")
     for kind in ("e4m3", "e5m2"):
         for relu in (False, True):
             a, b = ("relu_f(a)", "relu_f(b)") if relu else ("a", "b")
@@ -424,6 +451,17 @@ _MOVES = {
     "@pack4": Row(output="u4", inputs=("u2", "u2"), expression="(uint32_t)b << 16 | a"),
     "@pack2": Row(output="u2", inputs=("u1", "u1"), expression="(uint32_t)b << 8 | a"),
     "@add8": Row(output="u8", inputs=("u8", "u8"), expression="a + b"),
+    **{
+        f"@{name}{width}": Row(output=output or f"u{width}", inputs=(f"u{width}", f"u{width}", "p"), expression=form)
+        for width in (4, 8)
+        for name, output, form in (
+            ("addc", "", "a + b + (c != 0)"),
+            ("subc", "", "a - b - (c != 0)"),
+            ("addc_out", "p", f"(uint{8 * width}_t)(a + b) < a || (c && (uint{8 * width}_t)(a + b + 1) == 0)"),
+            ("subc_out", "p", "a < b || (c && a == b)"),
+        )
+    },
+    "@missing": Row(output="u4", inputs=("u8",), expression="(uint32_t)(a >> 20) & 0xFFFFFu"),
     "@window": Row(output="p", inputs=("u8", "u8"), expression="(a >> 36) == b"),
     "@beyond": Row(output="p", inputs=("u8", "u8"), expression="(a >> 36) >= b"),
 }
@@ -444,7 +482,8 @@ EFFECTS: tuple[str, ...] = (
     *(f"store_{size}_{lanes}" for size in (1, 2, 4, 8) for lanes in (1, 2, 4) if size * lanes <= 16),
     "atomic_4", "atomic_8", "atomic_2", "copy_async", "copy_wait", "join", "shuffle", "vote",
     "match_4", "match_8", "redux", "activemask",
-    "elect", "lop3", "trap", "clock_4", "clock_8", "print",
+    "elect", "product", "load_matrices", "store_matrices", "transpose", "load_fragment", "store_fragment",
+    "barrier_object", "lop3", "trap", "clock_4", "clock_8", "print",
 )  # fmt: skip
 
 PURE_HANDLERS: tuple[Row, ...] = tuple(dict.fromkeys(ROWS.values()))

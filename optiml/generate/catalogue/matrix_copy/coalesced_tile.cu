@@ -17,7 +17,7 @@ moves = [
     "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 ]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

@@ -23,7 +23,7 @@ init = "none"
 title = "add up shares, then scan each from the sum of those before"
 rationale = "A fixed number of blocks reads the array twice and writes it once, a quarter less traffic than scanning and adding back, in two launches instead of three and with one rounding per element."
 moves = ["dram__bytes.sum", "sm__warps_active.avg.pct_of_peak_sustained_active", "gpu__time_duration.sum"]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

@@ -12,7 +12,7 @@ BLOCK = [256, 512, 1024]
 title = "one block walks over the array in tiles, warp shuffles and a carry"
 rationale = "Each element is read once, by neighbouring threads in 16-byte pieces, in place of two walks with a stride of n / BLOCK; one launch and no workspace make it the choice for short arrays."
 moves = ["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", "smsp__inst_executed.sum"]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

@@ -20,7 +20,7 @@ moves = [
     "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
     "smsp__inst_executed.sum",
 ]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

@@ -31,7 +31,7 @@ moves = [
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "smsp__sass_branch_targets_threads_divergent.sum",
 ]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

@@ -32,7 +32,7 @@ moves = [
     "smsp__inst_executed.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
 ]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

@@ -12,7 +12,7 @@ TILE = [16, 32]
 title = "tile in shared memory, one element per thread"
 rationale = "The turn happens in shared memory, so a warp both reads and writes whole rows: a store touches 4 sectors of float32 instead of 32. One column of padding keeps the column reads free of bank conflicts."
 moves = ["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

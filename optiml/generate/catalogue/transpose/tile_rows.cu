@@ -14,7 +14,7 @@ LANES = [4, 8, 16]
 title = "tile in shared memory, several rows per thread"
 rationale = "A thread moves TILE / LANES elements, so its index arithmetic is shared among them and several independent loads are in flight at once; the block is smaller, so more tiles overlap on a multiprocessor."
 moves = ["smsp__inst_executed.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

@@ -14,7 +14,7 @@ THREADS = [128, 256]
 title = "tile in shared memory, 16-byte global loads and stores"
 rationale = "Where both row lengths and both arrays are aligned, a thread reads and writes 16 bytes at a time, so there are 16 / element size times fewer global requests; other sizes take a path of single elements."
 moves = ["l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum", "smsp__inst_executed.sum"]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

@@ -18,7 +18,7 @@ unlike wide loads this holds at any alignment."""
 moves = [
     "smsp__inst_executed.sum",
 ]
-dtypes = ["float32", "float16", "bfloat16", "float64"]
+dtypes = ["float32", "float16", "bfloat16", "float64", "int32"]
 requires = []
 */
 //@ types

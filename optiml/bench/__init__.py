@@ -1,0 +1,1 @@
+"""What `optiml bench` measures."""
