@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from optiml.codec import digest, encode, kernel_id, problem_digest, restore
 from optiml.device.cuda_job import JobItem
 from optiml.device.device import Device, TimedDevice
-from optiml.errors import KernelFault, NotAccepted
+from optiml.errors import InvalidInput, KernelFault, NotAccepted, Unsupported, WorkerDied
 from optiml.measure.compare import compare
 from optiml.measure.hardware import hardware
 from optiml.measure.measured import FULL, QUICK, Rival, compared, stand_in
@@ -31,6 +31,7 @@ from optiml.store import Store, cache_key
 from optiml.toolchain.nvrtc import CompileFailure
 from optiml.toolchain.scan import host_call_warnings, register_warnings
 from optiml.verify.explain import next_action, summary
+from optiml.verify.physics import why_implausible
 from optiml.verify.reference import References
 from optiml.verify.sanitizer import Sanitized, sanitizer_items
 from optiml.verify.verify import Verifier
@@ -186,10 +187,29 @@ class Evaluator:
         )
         if real and verdict.status == "accepted" and isinstance(build, Build):
             verdict = self._at_level_two(kernel, problem, build, verdict, seed)
+        if level != "L0" and verdict.status == "accepted" and arch in (None, self.device.info.arch):
+            verdict = self._plausible(kernel, problem, verdict)
         if _repeatable(verdict):
             key = self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch)
             self._store.put(key, encode(verdict))
         return verdict
+
+    def _plausible(self, kernel: Kernel, problem: Problem, verdict: Verdict, profile: Profile | None = None) -> Verdict:
+        """The verdict, or a rejection where the counts and the modelled time at the sizes of `bench` say otherwise."""
+        if self.device.info.kind != "emulator":
+            return verdict
+        bench = problem.bench or problem.workloads[-1:]
+        try:
+            found = profile or self.profile(kernel, problem, verdict=verdict)
+        except (Unsupported, InvalidInput, WorkerDied) as error:
+            if isinstance(error, WorkerDied) and error.cancelled:
+                raise
+            unknown = "whether it does its whole work at the sizes of `bench` was not looked at: it cannot be profiled"
+            return dataclasses.replace(verdict, warnings=(*verdict.warnings, unknown))
+        doubt = why_implausible(kernel, problem, bench, found)
+        if doubt is None:
+            return verdict
+        return self._verifier.settle_doubt(kernel, problem, self.build(kernel), verdict, doubt, bench)
 
     def why_unsound(self, problem: Problem) -> str | None:
         """See `Verifier.why_unsound`."""
@@ -363,6 +383,9 @@ class Evaluator:
                 why = self._why_too_fast(problem, profile)
                 if why is not None:
                     verdict, profile = _rejected(verdict, problem, "too_fast", why), None
+                else:
+                    verdict = self._plausible(kernel, problem, verdict, profile)
+                    profile = profile if verdict.status == "accepted" else None
             evaluation = Evaluation(
                 kernel_id=identity,
                 verdict=verdict,
@@ -395,7 +418,10 @@ class Evaluator:
         verdict = verifier.verify(kernel, problem, seed=seed * 4 + 3, build=build)
         if self._sanitizer is None or verdict.status != "accepted" or not isinstance(build, Build):
             return verdict
-        return self._at_level_two(kernel, problem, build, verdict, seed * 4 + 3)
+        highest = self._at_level_two(kernel, problem, build, verdict, seed * 4 + 3)
+        if highest.status != "unverified":
+            return highest
+        return dataclasses.replace(verdict, warnings=(*verdict.warnings, str(highest.detail)))
 
     # --- level 2 on a GPU -----------------------------------------------------------------------------------
     def _at_level_two(

@@ -269,6 +269,9 @@ class Verdict:
     first_mismatch: Mismatch | None = None
     fault: Fault | None = None
     sanitizer: Mapping[str, str] | None = field(default=None, metadata=OMIT_IF_NONE)
+    likely_cause: str | None = field(default=None, metadata=OMIT_IF_NONE)  # a guess from the pattern of wrong values
+    smallest_failing: Mapping[str, int] | None = field(default=None, metadata=OMIT_IF_NONE)  # sizes, as far as tried
+    tolerance_policy: str | None = field(default=None, metadata=OMIT_IF_NONE)  # how values were compared
     device: DeviceInfo | None = None
     cached: bool = False
     seconds: float = 0.0

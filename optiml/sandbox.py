@@ -694,8 +694,6 @@ def _granted(policy: Policy, *, abi: int, before_exec: bool) -> frozenset[str]:
         granted.add("socket")
     if policy.processes:
         granted |= (_NEW_PROCESS - {"clone", "clone3"}) | _FOR_BUILDS | _SIGNALLING
-    if policy.processes and policy.gpu:
-        granted |= {"mknod", "mknodat"}  # NVIDIA's tools talk through named pipes; devices need a capability we dropped
     if policy.processes or policy.gpu:
         granted.add("memfd_create")  # memory that no address space limit counts
     if before_exec:

@@ -1,8 +1,9 @@
 """Who may use a GPU now: one timing at a time on each, across processes, by locks that the kernel releases.
 
-Timings and profiles hold a GPU alone; runs of a verification share it. Whoever works for a person announces that in a
-second file, and searches stand back while anyone does. A process that dies leaves nothing locked, since a flock ends
-with the descriptors it was taken through. Builds and the embedded device ask for no lease.
+Timings and profiles hold a GPU alone; runs of a verification share it. Who wants to be alone closes a turnstile, so
+that no new sharers come while he waits for those that are inside. Whoever works for a person announces that in a third
+file, and searches stand back while anyone does. A process that dies leaves nothing locked, since a flock ends with the
+descriptors it was taken through. Builds and the embedded device ask for no lease.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Lease:
         safe = re.sub(r"[^\w.-]", "_", name)
         self._name = name
         self._lock = base / f"optiml-gpu-{safe}.lock"
+        self._turnstile = base / f"optiml-gpu-{safe}.turnstile"
         self._announced = base / f"optiml-gpu-{safe}.interactive"
         self._clock = clock
         self._sleep = sleep
@@ -62,15 +64,22 @@ class Lease:
         """
         started = self._clock()
         with contextlib.ExitStack() as opened:
-            lock = _opened(self._lock, opened)
-            announced = _opened(self._announced, opened)
+            lock, turnstile, announced = (
+                _opened(path, opened) for path in (self._lock, self._turnstile, self._announced)
+            )
+            mode = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+
+            def wait(descriptor: int, mode: int, may: Callable[[], bool] = lambda: True) -> None:
+                self._wait(descriptor, mode, started, patience_s, may)
+
             if priority == "interactive":
-                self._wait(announced, fcntl.LOCK_SH, started, patience_s, lambda: True)
-                self._wait(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, started, patience_s, lambda: True)
-                fcntl.flock(announced, fcntl.LOCK_UN)
+                wait(announced, fcntl.LOCK_SH)
+                wait(turnstile, mode)
             else:
-                nobody = lambda: _nobody_holds(announced)  # noqa: E731 - one expression, used once
-                self._wait(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, started, patience_s, nobody)
+                wait(turnstile, mode, lambda: _nobody_holds(announced))
+            wait(lock, mode)
+            for descriptor in (turnstile, announced):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             yield self._clock() - started
 
     def _wait(self, descriptor: int, mode: int, started: float, patience_s: float, may: Callable[[], bool]) -> None:

@@ -14,7 +14,6 @@ from optiml.device.cuda import gpu_environment
 from optiml.device.cuda_job import JobItem, write_job
 from optiml.process import Finished
 from optiml.sandbox import Policy
-from optiml.toolchain.tools import library_folders
 
 OUTPUT_BYTES = 16 << 20
 
@@ -28,11 +27,13 @@ def run_wrapped(
     keep: Path | None = None,
     cancelled: threading.Event | None = None,
 ) -> Finished:
-    """Run `wrapper ... python -m optiml.device.cuda_job FOLDER` in the sandbox and wait for it.
+    """Run `wrapper ... python -m optiml.device.cuda_job FOLDER` and wait for it.
+
+    No sandbox is around it: the tools instrument another process, and the only foreign code runs on the GPU.
 
     Args:
         wrapper: the full path of the program and its options; `{folder}` in one of them stands for the job's folder,
-            which is the one place where it may write.
+            which is its working folder.
         gpu: index of the GPU.
         keep: an existing folder to use instead of a temporary one, whose files stay.
 
@@ -55,32 +56,15 @@ def _run(
     cancelled: threading.Event | None,
 ) -> Finished:
     write_job(folder, items, device=gpu)
-    for path in (folder, *folder.iterdir()):  # the job may run as another user, who must read them
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    program = Path(wrapper[0])
-    root = str(Path(sandbox.__file__).resolve().parent.parent)
-    packages = sandbox.package_folders()
     environment = gpu_environment()
-    environment["PYTHONPATH"] = os.pathsep.join([root, *packages])
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    # Not through a link in a virtual environment: the tools ask access(2), which a private folder on the way refuses.
+    root = str(Path(sandbox.__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join([root, *sandbox.package_folders()])
     return process.run(
-        [*(item.replace("{folder}", str(folder)) for item in wrapper), os.path.realpath(sys.executable), "-m",
-         "optiml.device.cuda_job", str(folder)],
-        policy=Policy(
-            gpu=True,
-            processes=True,
-            scratch=str(folder),
-            readable=(root, *sandbox.interpreter_paths(), *packages, *library_folders(), *_tool_folders(program)),
-            file_size_bytes=4 << 30,
-        ),
+        [*(item.replace("{folder}", str(folder)) for item in wrapper), sys.executable, "-m", "optiml.device.cuda_job",
+         str(folder)],
+        policy=Policy(trusted=True, gpu=True, processes=True, scratch=str(folder)),
         timeout_s=timeout_s,
         output_cap_bytes=OUTPUT_BYTES,
         environment=environment,
         cancelled=cancelled,
     )  # fmt: skip
-
-
-def _tool_folders(program: Path) -> list[str]:
-    """The toolkit around a program, through the symbolic links on the way to it."""
-    return [str(path.parents[1]) for path in (program, program.resolve()) if len(path.parents) > 2]

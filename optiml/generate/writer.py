@@ -93,25 +93,26 @@ def write_kernels(
         temperature: 0 for one sample and SPREAD for several, unless given.
     """
     session = _Session(model=model, problem=problem, checks=checks, max_tokens=max_tokens, seed=seed)
-    system, task = kernel_task(problem, intent)
+    question = kernel_task(problem, intent)
     if temperature is None:
         temperature = 0.0 if count == 1 else SPREAD
     try:
-        firsts = model.complete(
-            (system, task), samples=count, max_tokens=max_tokens, temperature=temperature, seed=seed
-        )
+        firsts = model.complete(question, samples=count, max_tokens=max_tokens, temperature=temperature, seed=seed)
     except ModelFailed as error:
         return Written(candidates=(), attempts=(), failure=error)
     for sample, first in enumerate(firsts, start=1):
-        session.follow(sample, (system, task), first, repairs)
+        session.follow(sample, question, first, repairs)
     return session.written()
 
 
-def kernel_task(problem: Problem, intent: str | None) -> tuple[Message, Message]:
-    """What a model is told, and what it is asked, to get a kernel for a problem."""
+def kernel_task(problem: Problem, intent: str | None) -> tuple[Message, ...]:
+    """The messages that ask for a kernel of a problem."""
     wish = "" if intent is None else quoted(intent, label="the request")
-    task = prompt("kernel_task", intent=wish, template=quoted(kernel_template(problem), label="the file"))
-    return Message(role="system", text=prompt("kernel_system")), Message(role="user", text=task)
+    template = quoted(kernel_template(problem), label="the file")
+    return (
+        Message(role="system", text=prompt("kernel_system")),
+        Message(role="user", text=prompt("kernel_task", intent=wish, template=template)),
+    )
 
 
 @dataclass(kw_only=True)

@@ -65,7 +65,7 @@ class Models:
             raise ModelFailed(
                 "the models ran out of memory while writing: ask for fewer samples or fewer tokens"
             ) from error
-        fields = ("text", "ending", "tokens_in", "tokens_out", "active", "forwarded", "own")
+        fields = ("text", "ending", "tokens_out", "active", "read", "forwarded", "own")
         return {"texts": [{name: getattr(item, name) for name in fields} for item in written]}
 
 

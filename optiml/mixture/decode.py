@@ -61,8 +61,9 @@ class Written:
     Attributes:
         text: without the prompt and without the stop string.
         ending: `stop` (end token or stop string), `length`, or `repetition` of one phrase without end.
-        tokens_in, tokens_out: of the primary.
+        tokens_out: of the primary.
         active: the experts, the primary first.
+        read: for each active expert the tokens of the prompt.
         forwarded: for each active expert the tokens that went through it after the prompt.
         own: for each active expert the tokens of the text under its own tokenizer: what it would forward alone.
         ids: the primary's tokens.
@@ -70,9 +71,9 @@ class Written:
 
     text: str
     ending: Ending
-    tokens_in: int
     tokens_out: int
     active: tuple[int, ...]
+    read: tuple[int, ...]
     forwarded: tuple[int, ...]
     own: tuple[int, ...]
     ids: tuple[int, ...]
@@ -161,9 +162,9 @@ def _finished(row: _Row, mixture: Mixture, active: tuple[int, ...]) -> Written:
     return Written(
         text=row.text,
         ending=row.ending,
-        tokens_in=len(row.prompt_view.ids),
         tokens_out=len(row.stream.ids),
         active=active,
+        read=(len(row.prompt_view.ids), *row.prompt_tokens_of_peers),
         forwarded=tuple(row.forwarded),
         own=tuple(own),
         ids=tuple(row.stream.ids),

@@ -190,6 +190,14 @@ class MixtureModel:
             return _MIXTURE
         return f"mixture:{self.mode if self.mode == _ROUTER else f'expert-{int(self.mode) + 1}'}"
 
+    def experts(self) -> tuple[MixtureModel, ...]:
+        """Each expert by itself, over the same child."""
+        return tuple(MixtureModel(self.models, number) for number in range(len(self.models.settings.experts)))
+
+    def router_only(self) -> MixtureModel:
+        """The expert that the router puts first, by itself."""
+        return MixtureModel(self.models, _ROUTER)
+
     def complete(
         self,
         messages: Sequence[Message],
@@ -200,7 +208,7 @@ class MixtureModel:
         temperature: float = 0.0,
         seed: int | None = None,
     ) -> tuple[Completion, ...]:
-        """See `optiml.llm.model.Model`.
+        """See `optiml.llm.model.Model`. Tokens are counted over all experts that worked.
 
         Raises:
             ModelFailed: see `LocalModels.write`; `model_reply_unusable` where every text repeats one phrase endlessly,
@@ -247,4 +255,5 @@ class MixtureModel:
 def _completion(text: dict[str, Any]) -> Completion:
     cut = text["text"][:MAX_REPLY_CHARACTERS]
     ended: FinishReason = "stop" if text["ending"] == "stop" and len(cut) == len(text["text"]) else "length"
-    return Completion(text=cut, finish_reason=ended, tokens_in=text["tokens_in"], tokens_out=text["tokens_out"])
+    peers = sum(text["forwarded"][1:])
+    return Completion(text=cut, finish_reason=ended, tokens_in=sum(text["read"]), tokens_out=text["tokens_out"] + peers)

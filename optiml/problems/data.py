@@ -209,6 +209,10 @@ def _draw_values(
             return rng.random(count) if is_float(dtype) else rng.integers(0, 2, count)
         case "negative":
             return -np.abs(rng.standard_normal(count)) - 0.01 if is_float(dtype) else -rng.integers(1, 100, count)
+        case "low":  # of verification alone: far below any plausible identity of a maximum
+            return np.maximum(
+                -2e4 * (np.abs(rng.standard_normal(count)) + 1.0), -6e4 if dtype == "float16" else -np.inf
+            )
         case "large":
             return _scaled(rng.standard_normal(count), 300.0, dtype)
         case "tiny":

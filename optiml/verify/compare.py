@@ -24,7 +24,11 @@ Array = NDArray[Any]
 CAP = 16.0  # times the floor
 SAFETY = 4.0  # times the error of a trusted same-dtype computation
 IMPRECISE_FACTOR = 100.0  # errors up to this many tolerances are called imprecise
-DATA_SCALE: Mapping[str, float] = {"large": 300.0, "tiny": 1e-6}  # of the distributions, for a caller's atol
+DATA_SCALE: Mapping[str, float] = {
+    "large": 300.0,
+    "low": 3e4,
+    "tiny": 1e-6,
+}  # of the distributions, for a caller's atol
 
 
 def floor_rtol(dtype: str, accumulation: int) -> float:
@@ -40,6 +44,21 @@ def rms(values: Array) -> float:
         return 0.0
     scale = float(np.max(np.abs(finite)))
     return 0.0 if scale == 0 else scale * float(np.sqrt(np.mean(np.square(finite / scale))))
+
+
+def floor_for(dtype: str, *, accumulation: int, magnitude: float) -> Tolerance:
+    """What any honest kernel of this dtype must be granted for an output whose rms is `magnitude`."""
+    rtol = floor_rtol(dtype, accumulation)
+    return Tolerance(rtol=rtol, atol=rtol * magnitude + SMALLEST[dtype])  # subnormal outputs are rounded to that
+
+
+def hardness(floor: Tolerance, exact: Array, same_dtype: Array | None) -> float:
+    """Error of the reference computed in the declared dtype, in floors; 0 where it is not known."""
+    if same_dtype is None:
+        return 0.0
+    with np.errstate(all="ignore"):
+        error = np.abs(same_dtype - exact) / (floor.atol + floor.rtol * np.abs(exact))
+    return float(error[np.isfinite(error)].max(initial=0.0))
 
 
 def tolerance_for(
@@ -60,19 +79,14 @@ def tolerance_for(
     """
     if not is_float(dtype):
         return None
-    rtol0 = floor_rtol(dtype, accumulation)
-    atol0 = rtol0 * magnitude + SMALLEST[dtype]  # outputs among the subnormals are rounded to that
+    floor = floor_for(dtype, accumulation=accumulation, magnitude=magnitude)
     if caller is not None:
         if caller.rtol == 0 and caller.atol == 0:
             return None
-        return Tolerance(rtol=min(caller.rtol, CAP * rtol0), atol=min(caller.atol * max(data_scale, 1.0), CAP * atol0))
-    factor = 1.0
-    if same_dtype is not None:
-        with np.errstate(all="ignore"):
-            error = np.abs(same_dtype - exact) / (atol0 + rtol0 * np.abs(exact))
-        error = error[np.isfinite(error)]
-        factor = min(max(SAFETY * float(error.max(initial=0.0)), 1.0), CAP)
-    return Tolerance(rtol=rtol0 * factor, atol=atol0 * factor)
+        atol = min(caller.atol * max(data_scale, 1.0), CAP * floor.atol)
+        return Tolerance(rtol=min(caller.rtol, CAP * floor.rtol), atol=atol)
+    factor = min(max(SAFETY * hardness(floor, exact, same_dtype), 1.0), CAP)
+    return Tolerance(rtol=floor.rtol * factor, atol=floor.atol * factor)
 
 
 @dataclass(frozen=True, kw_only=True)

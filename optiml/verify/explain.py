@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from optiml.problems.data import is_float
 from optiml.records import Problem, Reason, Verdict
+from optiml.verify.compare import CAP, SAFETY
 
 _CURE: Mapping[Reason, str] = {
     "host_escape": "Remove the host code that reaches outside the launch plan.",
@@ -34,6 +36,29 @@ def at_sizes(axes: Mapping[str, int]) -> str:
     """`at R=64, C=100`."""
     sizes = ", ".join(f"{name}={value}" for name, value in axes.items())
     return f"at {sizes}" if sizes else "at the only size"
+
+
+def tolerance_policy(problem: Problem) -> str:
+    """How values are compared, in words."""
+    floating = {name: tensor.dtype for name, tensor in problem.outputs.items() if is_float(tensor.dtype)}
+    exact = [name for name in problem.outputs if name not in floating]
+    parts = [f"{', '.join(exact)}: exactly"] if exact else []
+    if floating and problem.tolerance is not None and problem.tolerance.rtol == problem.tolerance.atol == 0:
+        parts.append(f"{', '.join(floating)}: exactly, as the problem asks")
+    elif floating:
+        length = problem.accumulation if problem.accumulation is not None else "1 (no `accumulation` given)"
+        shown = ", ".join(f"{name} ({dtype})" for name, dtype in floating.items())
+        parts.append(
+            f"{shown}: |actual - expected| <= atol + rtol |expected|, expected in float64; floor: rtol = 2 eps(dtype) "
+            f"+ 8 eps(accumulator) sqrt(L) with L = {length}, atol = rtol times the rms of the expected output; up to "
+            f"{CAP:g} floors, "
+            + (
+                f"{SAFETY:g} times the error of the reference in the declared dtype"
+                if problem.tolerance is None
+                else f"the problem's rtol {problem.tolerance.rtol:g} and atol {problem.tolerance.atol:g} below that"
+            )
+        )
+    return "; ".join(parts)
 
 
 def summary(verdict: Verdict, problem: Problem, log: str = "") -> str:

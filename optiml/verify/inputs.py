@@ -30,16 +30,27 @@ REDUCED_HIDDEN_CASES = 3
 REDUCED_VISIBLE_CASES = 4
 RUNS = 2  # of one load, each with fresh data
 MANY_RUNS = 6  # of the smallest hidden size: what counts its calls goes wrong late
+BIG_ELEMENTS = 1 << 20  # of the one hidden case that comes near the sizes of `bench`
+BIG_FLOPS = 5e7
+PROBED_COST = 2e5  # of the cases whose single elements are changed
+PROBED_CASES = 2
+MOST_SMALLER = 28  # sizes of one axis that are tried on the way to the smallest that fails
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One set of sizes and distributions; `seed` is private. `runs` are made of one load of the kernel."""
+    """One set of sizes and distributions; `seed` is private. `runs` are made of one load of the kernel.
+
+    An optional case is left out where the reference is not finite or hopelessly inexact in the declared dtype, and
+    where the kernel takes too long. A probed one is run again with single elements of its inputs changed.
+    """
 
     workload: Workload
     hidden: bool
     seed: int
     runs: int = RUNS
+    optional: bool = False
+    probed: bool = False
 
     def distribution(self) -> dict[str, str]:
         """Names of the distributions, as a verdict shows them."""
@@ -103,7 +114,98 @@ def hidden_cases(problem: Problem, rng: random.Random, *, reduced: bool) -> tupl
         workload = Workload(axes=dict(axes), scalars=dict(scalars), inputs=inputs)
         runs = MANY_RUNS if (index, turn) == (smallest, smallest) and not reduced else RUNS
         cases.append(Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=runs))
-    return tuple(cases)
+    if reduced or fixed:
+        return tuple(cases)
+    return (
+        *_with_probes(problem, cases, len(sizes)),
+        *_low_cases(problem, cases, rng),
+        *_big_case(problem, cases, rng),
+    )
+
+
+def _with_probes(problem: Problem, cases: Sequence[Case], sizes: int) -> list[Case]:
+    """The cases, the two dearest affordable ones among the first `sizes` probed."""
+    costs = {index: cost(problem, case.workload) for index, case in enumerate(cases[:sizes])}
+    affordable = sorted((index for index in costs if costs[index] <= PROBED_COST), key=lambda index: -costs[index])
+    return [
+        dataclasses.replace(case, probed=True) if index in affordable[:PROBED_CASES] else case
+        for index, case in enumerate(cases)
+    ]
+
+
+def _low_cases(problem: Problem, cases: Sequence[Case], rng: random.Random) -> Iterator[Case]:
+    """Data far below zero in every floating input that some workload leaves open, at the smallest and another size."""
+    low: dict[str, str | Distribution] = {
+        name: "low"
+        for name, tensor in problem.inputs.items()
+        if tensor.shape is not None
+        and is_float(tensor.dtype)
+        and not tensor.dtype.startswith("float8")
+        and any(name not in workload.inputs for workload in problem.workloads)
+    }
+    for case in cases[:2] if low else ():
+        workload = dataclasses.replace(case.workload, inputs={**case.workload.inputs, **low})
+        yield Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=1, optional=True)
+
+
+def _big_case(problem: Problem, cases: Sequence[Case], rng: random.Random) -> Iterator[Case]:
+    """The sizes of `bench`, brought down to what can be run: what gives up beyond some size shows there."""
+    entry = problem.bench[0] if problem.bench else max(problem.workloads, key=lambda item: cost(problem, item))
+    axes = dict(entry.axes)
+    for _ in range(64):
+        if _affordable(problem, axes, entry.scalars):
+            break
+        shrinking = [name for name in axes if _halved(problem.axes[name], axes[name]) < axes[name]]
+        if not shrinking:
+            return
+        name = max(shrinking, key=lambda item: axes[item])
+        axes[name] = _halved(problem.axes[name], axes[name])
+    for step in (1, 3, 0):  # odd sizes where the problem allows them
+        odd = {
+            name: size - step if in_domain(problem.axes[name], size - step) and size > 64 else size
+            for name, size in axes.items()
+        }
+        odd = _with_equalities(problem, odd, entry.scalars)
+        usable = satisfies(problem, odd, entry.scalars) and _no_negative(problem, odd, entry.scalars)
+        if not usable or not _affordable(problem, odd, entry.scalars):
+            continue
+        workload = Workload(axes=odd, scalars=dict(entry.scalars), inputs=dict(cases[0].workload.inputs))
+        if cost(problem, workload) > max(cost(problem, case.workload) for case in cases):
+            yield Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=1, optional=True)
+        return
+
+
+def smaller_sizes(problem: Problem, name: str, size: int) -> list[int]:
+    """Sizes of one axis below `size`, smallest first: those at which kernels begin to fail."""
+    axis = problem.axes[name]
+    if axis.type == "const":
+        return []
+    below = [value for value in _candidates(axis, size) if value < size]
+    near_powers = [value for value in below if any((value + step).bit_count() <= 1 for step in (-1, 0, 1))]
+    return below if len(below) <= MOST_SMALLER else near_powers[:MOST_SMALLER]
+
+
+def bench_case(problem: Problem, workload: Workload, rng: random.Random) -> Case:
+    """One run at the very sizes of a bench entry, left out where it takes too long."""
+    named = _named(problem, workload)
+    return Case(workload=named, hidden=True, seed=rng.getrandbits(63), runs=1, optional=True)
+
+
+def _affordable(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> bool:
+    names = names_of(problem, axes, scalars)
+    flops = evaluate_float(problem.flops, names) if problem.flops is not None else 0.0
+    return _elements(problem, names) <= BIG_ELEMENTS and flops <= BIG_FLOPS
+
+
+def _halved(axis: Axis, size: int) -> int:
+    """The next size to try below `size`; `size` itself where there is none."""
+    if axis.type == "const" or size <= 64:
+        return size
+    if axis.choices is not None:
+        return max((choice for choice in axis.choices if choice < size), default=size)
+    step = axis.multiple_of or 1
+    smaller = size // 2 // step * step
+    return smaller if in_domain(axis, smaller) else size
 
 
 def _in_turn(specs: Sequence[str | Distribution], turn: int, position: int) -> str | Distribution:
@@ -133,14 +235,18 @@ def _least_first(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str
 def cost(problem: Problem, workload: Workload) -> float:
     """Rough work of one workload: its operations where the problem says them, else its elements."""
     names = names_of(problem, workload.axes, workload.scalars)
+    flops = evaluate_float(problem.flops, names) if problem.flops is not None else 0.0
+    return max(_elements(problem, names), flops)
+
+
+def _elements(problem: Problem, names: Mapping[str, Scalar]) -> float:
     elements = 0.0
     for tensor in (*problem.inputs.values(), *problem.outputs.values()):
         count = 1.0
         for size in tensor.shape or ():
             count *= evaluate(size, names)
         elements += count
-    flops = evaluate_float(problem.flops, names) if problem.flops is not None else 0.0
-    return max(elements, flops)
+    return elements
 
 
 def _hidden_sizes(problem: Problem, rng: random.Random, wanted: int) -> list[tuple[dict[str, int], dict[str, Scalar]]]:
@@ -262,6 +368,15 @@ def _candidates(axis: Axis, reach: int) -> list[int]:
     values |= {low, low + 1, low + 2, reach, reach - 1}
     usable = sorted(value for value in values if value >= low and in_domain(axis, value))
     return usable or [max(low, step)]
+
+
+def fixed_scalars(problem: Problem) -> dict[str, Scalar]:
+    """Scalar inputs that have one value wherever the problem names them: a kernel may have it built in."""
+    values: dict[str, set[Scalar]] = {}
+    for workload in (*problem.workloads, *problem.bench):
+        for name, value in workload.scalars.items():
+            values.setdefault(name, set()).add(value)
+    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
 
 
 def describe_domain(problem: Problem, tried: Sequence[Mapping[str, int]]) -> str:

@@ -174,10 +174,10 @@ def _blocks(text: str) -> list[list[str]]:
 
 
 def _gist(text: str) -> str:
-    """The most telling line of an output, without host paths."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"error|fail|denied|cannot|not ", line, re.IGNORECASE)]
-    return re.sub(r"(?<!\w)/[\w./-]+", "...", (telling or lines or ["no output"])[0])[:200]
+    """The most telling lines of an output, without host paths."""
+    lines = [line.removeprefix("=========").strip() for line in text.splitlines()]
+    told = [line for line in lines if re.search(r"error|fail|denied|cannot|not ", line, re.IGNORECASE)]
+    return re.sub(r"(?<!\w)/[\w./-]+", "...", " / ".join((told or lines or ["no output"])[-3:]))[:300]
 
 
 def sanitizer_items(

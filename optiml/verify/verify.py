@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from optiml.codec import kernel_id, problem_digest
 from optiml.device.device import Device, RunResult, Scrutiny
 from optiml.device.plan import BadLaunch, Plan, resolve_plan
-from optiml.errors import Fault, InvalidInput, KernelFault, Unsupported, WorkerDied
+from optiml.errors import Fault, InvalidInput, KernelFault, OptimlError, Unsupported, WorkerDied
 from optiml.expressions import evaluate
 from optiml.problems.data import draw, from_float64, is_float, to_float64
-from optiml.problems.problem import names_of
+from optiml.problems.problem import names_of, satisfies
 from optiml.records import (
     Build,
     CaseResult,
@@ -40,18 +40,33 @@ from optiml.records import (
 )
 from optiml.toolchain.nvrtc import CompileFailure
 from optiml.verify.compare import (
+    CAP,
     DATA_SCALE,
     IMPRECISE_FACTOR,
     Comparison,
     compare,
     first_mismatch,
+    floor_for,
+    hardness,
     rms,
     tolerance_for,
 )
-from optiml.verify.contents import filled
+from optiml.verify.contents import filled, same_bits
 from optiml.verify.controls import passing_control
-from optiml.verify.explain import at_sizes, next_action, summary
-from optiml.verify.inputs import Case, cost, describe_domain, hidden_cases, visible_cases, with_other_distributions
+from optiml.verify.diagnose import likely_cause
+from optiml.verify.explain import at_sizes, next_action, summary, tolerance_policy
+from optiml.verify.inputs import (
+    Case,
+    bench_case,
+    cost,
+    describe_domain,
+    fixed_scalars,
+    hidden_cases,
+    smaller_sizes,
+    visible_cases,
+    with_other_distributions,
+)
+from optiml.verify.probes import Probe, probes, unmoved
 from optiml.verify.reference import References
 from optiml.verify.scrutiny import (
     ALONE,
@@ -68,11 +83,25 @@ from optiml.verify.scrutiny import (
 )
 
 Array = NDArray[Any]
+STRAIN = 0.5  # error of the reference in the declared dtype, in floors, that one operation does not make
+STRAINED = (
+    "this problem gives no `accumulation`, and its reference in the declared dtype errs by more than the tolerance "
+    "allows for one operation: if outputs sum many terms, say how many in `accumulation`, or right kernels may be "
+    "called imprecise"
+)
 REASON_ORDER: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 MAX_WORKSPACE_BYTES = 1 << 29  # at the sizes of a verification
 CHECKED_AGAIN_COST = 2e8  # operations up to which outputs at bench sizes are compared with the reference
 FEW_ELEMENTS = 64  # outputs smaller than this get their magnitude from several seeds
 MAGNITUDE_SEEDS = 8
+VANISHED = 2.0**-48  # an output that much smaller than the inputs is what is left of a difference of equals
+SLOW_REFERENCE_S = 1.5  # optional cases whose reference would take longer are left out
+OPTIONAL_TIMEOUT_S = 3.0
+SHRINK_S = 1.5
+SHRUNK: frozenset[Reason] = frozenset(
+    ("fault", "unwritten_output", "nonfinite", "hard_coded", "imprecise", "wrong_values")
+)
+DOUBT_COST = 1e8  # operations or elements of a run that settles a doubt
 
 
 class CompilerLike(Protocol):
@@ -87,6 +116,7 @@ class _Failure:
     detail: str
     mismatch: Mismatch | None = None
     fault: Fault | None = None
+    cause: str | None = None  # a guess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +138,15 @@ class _CaseOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Smallest:
+    """The smallest sizes found at which a kernel fails, in figures and in words, and how it fails there."""
+
+    axes: Mapping[str, int]
+    failure: _Failure
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Sanitized:
     """What the checks of level 2 found, or what keeps them from running."""
 
@@ -124,6 +163,27 @@ class _Prepared:
     contents: tuple[Mapping[str, Array], ...]  # per run
     expected: tuple[Mapping[str, Array], ...]
     tolerances: tuple[Mapping[str, Tolerance | None], ...]
+    floors: tuple[Mapping[str, Tolerance | None], ...]  # what the policy grants, whatever the caller asked for
+    strained: bool = False  # sums are longer than the problem says, by the error of a trusted computation
+
+    def first(self) -> _Prepared:
+        """The first run alone."""
+        return dataclasses.replace(
+            self,
+            contents=self.contents[:1],
+            expected=self.expected[:1],
+            tolerances=self.tolerances[:1],
+            floors=self.floors[:1],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Allowed:
+    """Tolerances of the outputs of one run; None where values compare exactly."""
+
+    tolerances: Mapping[str, Tolerance | None]
+    floors: Mapping[str, Tolerance | None]
+    hardness: float  # the largest error of the reference in the declared dtype, in floors
 
 
 class Verifier:
@@ -138,6 +198,7 @@ class Verifier:
         self._timeout_s = kernel_timeout_s
         self._degenerate: dict[str, str | None] = {}
         self._oracles: dict[str, Build | CompileFailure] = {}
+        self._reference_rate: dict[str, float] = {}  # seconds per unit of cost, by problem
 
     def verify(
         self,
@@ -148,6 +209,7 @@ class Verifier:
         seed: int | None = None,
         reduced: bool = False,
         highest: bool = False,
+        explain: bool = True,
         build: Build | CompileFailure | None = None,
         warnings: tuple[str, ...] = (),
     ) -> Verdict:
@@ -157,6 +219,7 @@ class Verifier:
             level: `L0` the caller's sizes; `L1` hidden cases too; `L2` all checks of the device on every case.
             seed: of hidden sizes and all data; None draws a fresh one.
             reduced: fewer cases, and stop at the first failure: for the nodes of a search.
+            explain: look for the smallest size that fails, which takes up to a second.
             highest: where the device cannot give L2, accept at L1 and say so in a warning.
             build: a build already at hand.
 
@@ -179,7 +242,7 @@ class Verifier:
             return self._verdict(
                 kernel, problem, "unverified", "problem_degenerate", detail, started, build=build, warnings=warnings
             )
-        return self._run_cases(kernel, problem, build, rng, level, reduced, highest, started, warnings)
+        return self._run_cases(kernel, problem, build, rng, level, reduced, highest, explain, started, warnings)
 
     def why_unsound(self, problem: Problem) -> str | None:
         """Why a problem cannot judge a kernel: a control output passes its cases; None where it can.
@@ -189,6 +252,40 @@ class Verifier:
         """
         degenerate = self._why_degenerate(problem)
         return None if degenerate is None else f"{degenerate} passes every case: use sizes and data that tell it apart"
+
+    def settle_doubt(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        build: Build | CompileFailure,
+        verdict: Verdict,
+        doubt: str,
+        bench: Sequence[Workload],
+    ) -> Verdict:
+        """Run an accepted kernel whose profile is implausible at the sizes of `bench`, where that can be afforded.
+
+        What is wrong there rejects it; what cannot be run there is `too_fast`.
+        """
+        started = time.monotonic()
+        assert isinstance(build, Build)
+        failure = _Failure(reason="too_fast", detail=doubt)
+        for workload in bench:
+            if cost(problem, workload) > DOUBT_COST:
+                break
+            case = bench_case(problem, workload, random.Random(secrets.randbits(63)))
+            outcome = self._run_case(kernel, problem, build, case, random.Random(0), level="L0", reduced=True)
+            if outcome is None:  # not finite, or too slow
+                break
+            if outcome.failure is not None:
+                failure = outcome.failure
+                break
+        else:
+            return verdict
+        return self._verdict(
+            kernel, problem, "rejected", failure.reason, failure.detail, started,
+            build=build, warnings=verdict.warnings, cases=verdict.cases, domain=verdict.domain,
+            levels=verdict.levels, mismatch=failure.mismatch, fault=failure.fault,
+        )  # fmt: skip
 
     # --- the cases ---------------------------------------------------------------------------------------------------
     def _run_cases(
@@ -200,6 +297,7 @@ class Verifier:
         level: Level,
         reduced: bool,
         highest: bool,
+        explain: bool,
         started: float,
         warnings: tuple[str, ...],
     ) -> Verdict:
@@ -214,7 +312,7 @@ class Verifier:
             for group in (visible, hidden):
                 for case in group:
                     outcome = run(case)
-                    if outcome is None:
+                    if outcome is None and not case.optional:
                         tried = map(run, with_other_distributions(problem, case))
                         outcome = next((item for item in tried if item is not None), None)
                     if outcome is None:
@@ -240,21 +338,25 @@ class Verifier:
         levels: tuple[Level, ...] = ("L0",) if level == "L0" or reduced else ("L0", "L1")
         if failures:
             failure = _first_reason(failures)
+            smallest = None
+            if explain and not reduced and failure.reason in SHRUNK:
+                failed = min(
+                    (outcome.case for outcome in outcomes if outcome.failure is not None),
+                    key=lambda case: cost(problem, case.workload),
+                )
+                smallest = self._shrunk(kernel, problem, build, failed, rng)
+            detail = failure.detail
+            if smallest is not None:
+                detail = f"{detail}; the smallest failing size found is {smallest.text}"
+            cause = (smallest.failure.cause if smallest is not None else None) or failure.cause
+            if cause is not None:
+                detail = f"{detail}; likely cause: {cause}"
             return self._verdict(
-                kernel,
-                problem,
-                "rejected",
-                failure.reason,
-                failure.detail,
-                started,
-                build=build,
-                warnings=warnings,
-                cases=cases,
-                domain=domain,
-                levels=levels,
-                mismatch=failure.mismatch,
-                fault=failure.fault,
-            )
+                kernel, problem, "rejected", failure.reason, detail, started,
+                build=build, warnings=warnings, cases=cases, domain=domain, levels=levels,
+                mismatch=failure.mismatch, fault=failure.fault, cause=cause,
+                smallest=None if smallest is None else smallest.axes,
+            )  # fmt: skip
         if hidden and not any(outcome.result.hidden for outcome in outcomes):
             detail = (
                 f"the reference of {problem.name} is not finite at any hidden size; name distributions in its "
@@ -264,6 +366,7 @@ class Verifier:
                 kernel, problem, "unverified", None, detail, started,
                 build=build, warnings=warnings, cases=cases, domain=domain, levels=("L0",),
             )  # fmt: skip
+        warnings += () if reduced or level == "L0" else _about_scalars(problem)
         sanitizer = None
         if level == "L2":
             checked = self._sanitize(kernel, problem, build, [outcome.case for outcome in outcomes], rng)
@@ -288,6 +391,39 @@ class Verifier:
             kernel, problem, "accepted", None, None, started,
             build=build, warnings=warnings, cases=cases, domain=domain, levels=levels, sanitizer=sanitizer,
         )  # fmt: skip
+
+    def _shrunk(
+        self, kernel: Kernel, problem: Problem, build: Build, case: Case, rng: random.Random
+    ) -> _Smallest | None:
+        """The smallest sizes at which a failing case still fails, found axis by axis in little time."""
+        axes = dict(case.workload.axes)
+        failure: _Failure | None = None
+        passing: dict[str, int] = {}
+        deadline = time.monotonic() + SHRINK_S
+        for name in axes:
+            for size in smaller_sizes(problem, name, axes[name]):
+                if time.monotonic() > deadline:
+                    break
+                workload = dataclasses.replace(case.workload, axes={**axes, name: size})
+                if not satisfies(problem, workload.axes, workload.scalars):
+                    continue
+                tried = dataclasses.replace(case, workload=workload, hidden=True, optional=True, probed=False)
+                try:
+                    outcome = self._run_case(kernel, problem, build, tried, rng, level="L0", reduced=True)
+                except OptimlError as error:  # sizes that the data or the reference do not allow
+                    if isinstance(error, WorkerDied) and error.cancelled:
+                        raise
+                    continue
+                if outcome is not None and outcome.failure is not None:
+                    axes, failure = {**axes, name: size}, outcome.failure
+                    break
+                if outcome is not None:
+                    passing[name] = size
+        if failure is None:
+            return None
+        sizes = ", ".join(f"{name}={size}" for name, size in axes.items())
+        passes = ", ".join(f"{name}={size}" for name, size in passing.items() if size < axes[name])
+        return _Smallest(axes=axes, failure=failure, text=f"{sizes} ({passes} passes)" if passes else sizes)
 
     def _sanitize(
         self, kernel: Kernel, problem: Problem, build: Build, cases: Sequence[Case], rng: random.Random
@@ -344,13 +480,20 @@ class Verifier:
         except BadLaunch as error:
             return _outcome(case, _Failure(reason=error.reason, detail=f"{at_sizes(axes)}: {error}"))
         scratch = sum(array.nbytes for array in plan.arrays.values() if array.role == "workspace")
+        if case.optional and scratch > MAX_WORKSPACE_BYTES:
+            return None
         if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
             raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
-        prepared = self._prepare(problem, plan, case, rng)
+        slow = self._reference_rate.get(problem.name, 0.0) * cost(problem, case.workload) > SLOW_REFERENCE_S
+        prepared = None if case.optional and slow else self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
         attempt = self._attempt(problem, plan, case, prepared, build, self._scrutiny(problem, case, level, reduced))
+        if case.optional and attempt.failure is not None and attempt.failure.reason == "timed_out":
+            return None
         tolerances = [item for item in prepared.tolerances[0].values() if item is not None]
+        if prepared.strained:
+            attempt = dataclasses.replace(attempt, warnings=(*attempt.warnings, STRAINED))
         return _outcome(case, attempt.failure, attempt=attempt, tolerance=next(iter(tolerances), None))
 
     def _scrutiny(self, problem: Problem, case: Case, level: Level, reduced: bool) -> Scrutiny | None:
@@ -363,16 +506,61 @@ class Verifier:
         self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build, scrutiny: Scrutiny | None
     ) -> _Attempt:
         """Run a case and judge it, with the checks and the second look that `scrutiny` asks for."""
-        attempt = self._run_and_judge(problem, plan, case, prepared, build, scrutiny)
-        if scrutiny is None:
-            return attempt
+        timeout_s = min(self._timeout_s, OPTIONAL_TIMEOUT_S) if case.optional else None
+        attempt = self._run_and_judge(problem, plan, case, prepared, build, scrutiny, timeout_s)
         fault = attempt.failure.fault if attempt.failure is not None else None
         if fault is not None and fault.kind == "uninitialised":
             attempt = self._without_initialisation(problem, plan, case, prepared, build, fault)
-        if attempt.failure is None:
+        if attempt.failure is None and scrutiny is not None:
             failure = self._perturbed(problem, plan, case, prepared, build)
             attempt = dataclasses.replace(attempt, failure=failure)
+        if attempt.failure is None and case.probed:
+            attempt = dataclasses.replace(attempt, failure=self._probed(problem, plan, case, prepared, build))
         return attempt
+
+    def _probed(self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build) -> _Failure | None:
+        """Why the outputs do not follow a change of one element of an input."""
+        base = prepared.contents[0]
+        inputs = {name: base[name] for name, array in plan.arrays.items() if array.role in ("input", "inout")}
+        tried: list[tuple[Probe, Mapping[str, Array]]] = []
+        for probe in probes(problem, case.workload, inputs, random.Random(case.seed)):
+            expected, same = self._expect(problem, case.workload, probe.inputs)
+            if _all_finite(problem, expected, same):
+                tried.append((probe, expected))
+        contents = (base, *({**base, **probe.inputs} for probe, _ in tried))
+        try:
+            runs = self._device.run(build, plan, contents, timeout_s=self._timeout_s).runs
+        except KernelFault as error:
+            return _of_fault(error, at_sizes(case.workload.axes))
+        for (probe, expected), arrays in zip(tried, runs[1:], strict=True):
+            failure = self._follows(problem, case, prepared, probe, expected, runs[0], arrays)
+            if failure is not None:
+                return failure
+        return None
+
+    def _follows(
+        self, problem: Problem, case: Case, prepared: _Prepared, probe: Probe, expected: Mapping[str, Array],
+        before: Mapping[str, Array], after: Mapping[str, Array],
+    ) -> _Failure | None:  # fmt: skip
+        for name, tensor in problem.outputs.items():
+            floor = prepared.floors[0][name]
+            found = compare(after[name], expected[name], tensor.dtype, prepared.tolerances[0][name])
+            wrong = found.wrong
+            if floor is not None and not wrong.any():
+                wrong = unmoved(
+                    to_float64(before[name], tensor.dtype), to_float64(after[name], tensor.dtype),
+                    prepared.expected[0][name], expected[name], floor,
+                )  # fmt: skip
+            if not wrong.any():
+                continue
+            mismatch = first_mismatch(
+                name, after[name], expected[name], tensor.dtype, wrong, prepared.contents[0][name], case.workload.axes
+            )
+            reason: Reason = "imprecise" if 0 < found.worst <= IMPRECISE_FACTOR else "wrong_values"
+            place = f"{probe.name}[{', '.join(map(str, probe.index))}]"
+            change = f"with only {place} changed from {probe.before:.6g} to {probe.after:.6g}, "
+            return _Failure(reason=reason, detail=change + _mismatch_text(mismatch, reason), mismatch=mismatch)
+        return None
 
     def _run_and_judge(
         self,
@@ -427,9 +615,7 @@ class Verifier:
         self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build
     ) -> _Failure | None:
         """Why the results change with what no kernel may rely on: order of blocks, addresses, unwritten memory."""
-        first = _Prepared(
-            contents=prepared.contents[:1], expected=prepared.expected[:1], tolerances=prepared.tolerances[:1]
-        )
+        first = prepared.first()
         timeout_s = min(self._timeout_s, PERTURBED_TIMEOUT_S)
 
         def failure_under(scrutiny: Scrutiny) -> _Failure | None:
@@ -452,23 +638,35 @@ class Verifier:
     # --- preparing ---------------------------------------------------------------------------------------------------
     def _prepare(self, problem: Problem, plan: Plan, case: Case, rng: random.Random) -> _Prepared | None:
         """Fresh data for every run of a case, with a different poison in each."""
-        contents, expectations, tolerances = [], [], []
+        contents, expectations, allowances = [], [], []
         for run in range(case.runs):
             inputs = draw(problem, case.workload, seed=case.seed + run)
             expected, same_dtype = self._expect(problem, case.workload, inputs)
             if case.hidden and not _all_finite(problem, expected, same_dtype):
                 return None
+            allowed = self._allowed(problem, case, inputs, expected, same_dtype)
+            if case.optional and allowed.hardness > CAP:
+                return None
             contents.append(filled(plan, inputs, rng, quiet_nan=run == 0))
             expectations.append(expected)
-            tolerances.append(self._tolerances(problem, case, expected, same_dtype))
-        return _Prepared(contents=tuple(contents), expected=tuple(expectations), tolerances=tuple(tolerances))
+            allowances.append(allowed)
+        return _Prepared(
+            contents=tuple(contents),
+            expected=tuple(expectations),
+            tolerances=tuple(allowed.tolerances for allowed in allowances),
+            floors=tuple(allowed.floors for allowed in allowances),
+            strained=problem.accumulation is None and any(allowed.hardness > STRAIN for allowed in allowances),
+        )
 
     def _expect(
         self, problem: Problem, workload: Workload, inputs: Mapping[str, Array]
     ) -> tuple[Mapping[str, Array], Mapping[str, Array] | None]:
         if isinstance(problem.reference, KernelOracle):
             return self._run_oracle(problem.reference.kernel, problem, workload, inputs), None
+        started = time.monotonic()
         expected = self._references.expected(problem, workload, inputs)
+        rate = (time.monotonic() - started) / cost(problem, workload) if cost(problem, workload) >= 1e3 else 0.0
+        self._reference_rate[problem.name] = rate
         return expected.exact, expected.same_dtype
 
     def _run_oracle(
@@ -488,31 +686,42 @@ class Verifier:
             raise _oracle_failed(problem, str(error)) from error
         return {name: _widened(problem, name, result.runs[0][name]) for name in problem.outputs}
 
-    def _tolerances(
+    def _allowed(
         self,
         problem: Problem,
         case: Case,
+        inputs: Mapping[str, Array],
         expected: Mapping[str, Array],
         same_dtype: Mapping[str, Array] | None,
-    ) -> dict[str, Tolerance | None]:
+    ) -> _Allowed:
         names = names_of(problem, case.workload.axes, case.workload.scalars)
         length = 1 if problem.accumulation is None else evaluate(problem.accumulation, names)
         scale = max((DATA_SCALE.get(label, 1.0) for label in case.distribution().values()), default=1.0)
-        magnitudes = self._magnitudes(problem, case, expected)
-        return {
-            name: tolerance_for(
-                tensor.dtype,
-                accumulation=length,
-                magnitude=magnitudes[name],
-                exact=expected[name],
-                same_dtype=None if same_dtype is None else same_dtype[name],
-                caller=problem.tolerance,
-                data_scale=scale,
-            )
-            for name, tensor in problem.outputs.items()
-        }
+        magnitudes = self._magnitudes(problem, case, inputs, expected)
+        tolerances: dict[str, Tolerance | None] = {}
+        floors: dict[str, Tolerance | None] = {}
+        hardest = 0.0
+        for name, tensor in problem.outputs.items():
+            same = None if same_dtype is None else same_dtype[name]
+            for target, caller in ((tolerances, problem.tolerance), (floors, None)):
+                target[name] = tolerance_for(
+                    tensor.dtype,
+                    accumulation=length,
+                    magnitude=magnitudes[name],
+                    exact=expected[name],
+                    same_dtype=same,
+                    caller=caller,
+                    data_scale=scale,
+                )
+            if is_float(tensor.dtype):
+                floor = floor_for(tensor.dtype, accumulation=length, magnitude=magnitudes[name])
+                hardest = max(hardest, hardness(floor, expected[name], same))
+        return _Allowed(tolerances=tolerances, floors=floors, hardness=hardest)
 
-    def _magnitudes(self, problem: Problem, case: Case, expected: Mapping[str, Array]) -> dict[str, float]:
+    def _magnitudes(
+        self, problem: Problem, case: Case, inputs: Mapping[str, Array], expected: Mapping[str, Array]
+    ) -> dict[str, float]:
+        """Rms of each output; that of the inputs where an output is zero but for rounding: nothing else has a scale."""
         few = [name for name, array in expected.items() if array.size < FEW_ELEMENTS]
         squares = {name: [rms(array) ** 2] for name, array in expected.items()}
         floats = any(is_float(problem.outputs[name].dtype) for name in few)
@@ -522,7 +731,11 @@ class Verifier:
                 outputs, _ = self._expect(problem, case.workload, inputs)
                 for name in few:
                     squares[name].append(rms(outputs[name]) ** 2)
-        return {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}
+        given = [rms(to_float64(array, problem.inputs[name].dtype)) for name, array in inputs.items()
+                 if is_float(problem.inputs[name].dtype)]  # fmt: skip
+        scale = max(given, default=0.0)
+        found = {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}
+        return {name: scale if value <= VANISHED * scale else value for name, value in found.items()}
 
     def _why_degenerate(self, problem: Problem) -> str | None:
         """The control output that the caller's cases cannot tell from a right one, or None; remembered."""
@@ -532,7 +745,7 @@ class Verifier:
             for index, case in enumerate(visible_cases(problem, random.Random(0), reduced=False)):
                 inputs = draw(problem, case.workload, seed=index)
                 expected, same = self._expect(problem, case.workload, inputs)
-                cases.append((expected, self._tolerances(problem, case, expected, same)))
+                cases.append((expected, self._allowed(problem, case, inputs, expected, same).tolerances))
             self._degenerate[key] = passing_control(problem, cases)
         return self._degenerate[key]
 
@@ -573,7 +786,13 @@ class Verifier:
                     reason = "unwritten_output"
                 if index > 0 and not failures and self._right_alone(problem, plan, prepared, index, build):
                     reason = "state_across_runs"
-                failures.append(_Failure(reason=reason, detail=_mismatch_text(mismatch, reason), mismatch=mismatch))
+                before = [earlier[name] for earlier in prepared.expected[:index]]
+                cause = likely_cause(
+                    to_float64(arrays[name], tensor.dtype) if is_float(tensor.dtype) else arrays[name],
+                    expected, found.wrong, unwritten=same_bits(arrays[name], poison), before=before,
+                )  # fmt: skip
+                text = _mismatch_text(mismatch, reason)
+                failures.append(_Failure(reason=reason, detail=text, mismatch=mismatch, cause=cause))
         return (_first_reason([(item, False) for item in failures]) if failures else None, worst_error, worst_relative)
 
     def _right_alone(self, problem: Problem, plan: Plan, prepared: _Prepared, index: int, build: Build) -> bool:
@@ -627,7 +846,7 @@ class Verifier:
         }
         for name, array in whole.items():
             if plan.arrays[name].role == "input" and array.tobytes() != outputs[name].tobytes():
-                return "mutated_input", f"at {dict(workload.axes)}: input {name} was changed in a timed run"
+                return "mutated_input", f"{at_sizes(workload.axes)}: input {name} was changed in a timed run"
         if cost(problem, workload) <= CHECKED_AGAIN_COST:
             expected, same_dtype = self._expect(problem, workload, whole)
         else:
@@ -635,10 +854,10 @@ class Verifier:
             arrays = self._device.run(build, plan, (contents,), timeout_s=self._timeout_s).runs[0]
             expected, same_dtype = {name: _widened(problem, name, arrays[name]) for name in problem.outputs}, None
         case = Case(workload=workload, seed=0, hidden=True)
-        tolerances = self._tolerances(problem, case, expected, same_dtype)
+        tolerances = self._allowed(problem, case, whole, expected, same_dtype).tolerances
         for name, tensor in problem.outputs.items():
             if not compare(outputs[name], expected[name], tensor.dtype, tolerances[name]).ok:
-                return "state_across_runs", f"at {dict(workload.axes)}: {name} is wrong after a timed run"
+                return "state_across_runs", f"{at_sizes(workload.axes)}: {name} is wrong after a timed run"
         return None
 
     # --- verdicts ----------------------------------------------------------------------------------------------------
@@ -660,6 +879,8 @@ class Verifier:
         mismatch: Mismatch | None = None,
         fault: Fault | None = None,
         sanitizer: Mapping[str, str] | None = None,
+        cause: str | None = None,
+        smallest: Mapping[str, int] | None = None,
     ) -> Verdict:
         identity = kernel_id(kernel)
         draft = Verdict(
@@ -682,6 +903,9 @@ class Verifier:
             first_mismatch=mismatch,
             fault=fault,
             sanitizer=sanitizer,
+            likely_cause=cause,
+            smallest_failing=smallest,
+            tolerance_policy=tolerance_policy(problem) if cases else None,
             device=self._device.info,
             seconds=round(time.monotonic() - started, 3),
             uri=f"optiml://kernels/{identity}",
@@ -721,6 +945,14 @@ def _outcome(
         ),
         failure=failure,
     )
+
+
+def _about_scalars(problem: Problem) -> tuple[str, ...]:
+    fixed = fixed_scalars(problem)
+    if not fixed:
+        return ()
+    shown = ", ".join(f"{name} is {value!r}" for name, value in fixed.items())
+    return (f"{shown} in every workload: a kernel with that value built in would pass; list several values",)
 
 
 def _engines(result: RunResult) -> frozenset[str]:
@@ -785,11 +1017,8 @@ def _mutated_input(plan: Plan, before: Mapping[str, Array], after: Mapping[str, 
 
 
 def _reason_of(wrong: Array, actual: Array, poison: Array, found: Comparison, run: int, *, in_place: bool) -> Reason:
-    if not in_place and run == 0 and actual.dtype.itemsize > 1:
-        kind = f"u{actual.dtype.itemsize}"
-        untouched = np.ascontiguousarray(actual).view(kind) == np.ascontiguousarray(poison).view(kind)
-        if bool((untouched & wrong).any()):
-            return "unwritten_output"
+    if not in_place and run == 0 and actual.dtype.itemsize > 1 and bool((same_bits(actual, poison) & wrong).any()):
+        return "unwritten_output"
     if found.nonfinite:
         return "nonfinite"
     return "imprecise" if found.worst <= IMPRECISE_FACTOR else "wrong_values"

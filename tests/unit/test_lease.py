@@ -59,6 +59,24 @@ def test_a_search_stands_back_while_a_person_waits(tmp_path: Path) -> None:
         pass
 
 
+def test_no_new_sharer_comes_while_somebody_waits_to_be_alone(tmp_path: Path) -> None:
+    turned_away = []
+    sharer, late = two(tmp_path)
+    with contextlib.ExitStack() as held:
+        held.enter_context(sharer.held(alone=False, patience_s=0))
+
+        def while_waiting(seconds: float) -> None:
+            with pytest.raises(Busy):
+                late.held(alone=False, patience_s=0).__enter__()
+            turned_away.append(True)
+            held.close()
+
+        clock = iter(float(tick) for tick in range(100))
+        alone = Lease("0000:07:00.0", folder=tmp_path, clock=lambda: next(clock), sleep=while_waiting)
+        with alone.held(alone=True, patience_s=50):
+            assert turned_away == [True]
+
+
 def test_the_lease_of_another_gpu_is_another_lease(tmp_path: Path) -> None:
     first, _ = two(tmp_path)
     with first.held(alone=True, patience_s=0), Lease("0000:08:00.0", folder=tmp_path).held(alone=True, patience_s=0):

@@ -310,7 +310,7 @@ def test_an_empty_prompt_and_one_beyond_the_context_are_refused(experts: tuple[E
 
 def test_tokens_in_and_out_are_counted(experts: tuple[Expert, ...]) -> None:
     written: Written = write(untrained(experts), [PROMPT], Sampling(max_tokens=7), active=[(2,)])[0]
-    assert (written.tokens_in, written.tokens_out) == (len(experts[2].tokenizer.view(PROMPT).ids), 7)
+    assert (written.read, written.tokens_out) == ((len(experts[2].tokenizer.view(PROMPT).ids),), 7)
     assert written.forwarded == (6,)  # the last token is written and never read
 
 

@@ -43,14 +43,14 @@ def test_nothing_runs_before_the_first_use(settings: MixtureSettings) -> None:
 
 
 def test_a_mixture_and_its_parts_write_through_one_child(models: LocalModels) -> None:
-    mixture, router = MixtureModel(models), MixtureModel(models, "router")
+    mixture = MixtureModel(models)
+    router, experts = mixture.router_only(), mixture.experts()
     texts = mixture.complete(ASKED, samples=3, max_tokens=9, temperature=1.0, seed=5)
     assert models.running
-    assert [text.tokens_out for text in texts] == [9, 9, 9]
+    assert all(18 < text.tokens_out < 36 for text in texts if text.tokens_out)  # of two experts
     assert texts == mixture.complete(ASKED, samples=3, max_tokens=9, temperature=1.0, seed=5)
     assert len({text.text for text in texts}) == 3
     assert {text.finish_reason for text in texts} == {"length"}
-    experts = [MixtureModel(models, number) for number in range(3)]
     assert [model.name for model in (router, experts[2])] == ["mixture:router", "mixture:expert-3"]
     alone = [model.complete(ASKED, max_tokens=9)[0].text for model in experts]
     assert router.complete(ASKED, max_tokens=9)[0].text in alone  # of an untrained mixture
@@ -59,10 +59,9 @@ def test_a_mixture_and_its_parts_write_through_one_child(models: LocalModels) ->
 
 def test_what_cannot_be_read_is_refused_and_the_child_lives_on(models: LocalModels) -> None:
     mixture = MixtureModel(models)
-    for text, message in (("x" * 100_000, "shorten the intent"),):
-        with pytest.raises(ModelFailed, match=message) as refused:
-            mixture.complete([Message(role="user", text=text)], max_tokens=4)
-        assert refused.value.code == "model_reply_unusable"
+    with pytest.raises(ModelFailed, match="shorten the intent") as refused:
+        mixture.complete([Message(role="user", text="x" * 100_000)], max_tokens=4)
+    assert refused.value.code == "model_reply_unusable"
     assert mixture.complete([Message(role="user", text="дай мне ядро relu 数")], max_tokens=4)
 
 

@@ -162,7 +162,8 @@ def test_hidden_cases_stay_in_the_domain_and_differ_from_the_shown_ones(name: st
     for case in hidden:
         assert satisfies(problem, case.workload.axes, case.workload.scalars)
         assert tuple(sorted(case.workload.axes.items())) not in shown
-        assert cost(problem, case.workload) <= max(3e5, 4 * max(cost(problem, w) for w in problem.workloads))
+        dearest = 5e7 if case.optional else max(3e5, 4 * max(cost(problem, w) for w in problem.workloads))
+        assert cost(problem, case.workload) <= dearest
 
 
 def test_hidden_sizes_reach_one_and_beyond_many_blocks() -> None:
@@ -189,7 +190,7 @@ def test_the_smallest_hidden_size_comes_with_every_distribution_and_many_runs() 
     cases = hidden_cases(problem, random.Random(3), reduced=False)
     least = min(case.workload.axes["n"] for case in cases if case.workload.axes["n"] > 0)
     seen = {str(case.workload.inputs["x"]) for case in cases if case.workload.axes["n"] == least}
-    assert seen == {str(item) for item in named_distributions(problem, "x")}
+    assert seen == {*(str(item) for item in named_distributions(problem, "x")), "low"}
     assert [case.workload.axes["n"] for case in cases if case.runs > RUNS] == [least]
 
 

@@ -1,0 +1,351 @@
+"""Mutation testing of the verifier: plant faults in correct kernels and see whether each is found.
+
+    python tools/mutate.py [--per-class 1] [--only NAME ...] [--processes 2] [--out benchmarks/mutation.json]
+
+Faults of nine classes are planted in the PTX of the seed and of every strategy of each built-in problem. A mutant that
+the verifier rejects at level 1 is killed. One that it accepts is compared with the original, bit for bit, over every
+small size in the domain, sizes around multiples of the block, and several kinds of data, with the engine's checks on:
+where no bit differs and no check fires it is called equivalent and left out. That is exhaustive over those inputs and
+no proof for all others; where one bit differs the mutant counts as a survivor, even if it is right within tolerance.
+Exit status 1 if a bar of `--least-overall` or `--least-class` is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optiml.device.device import Scrutiny
+from optiml.device.emulated import EmulatedDevice, emulated_info
+from optiml.device.plan import resolve_plan
+from optiml.errors import InvalidInput, OptimlError
+from optiml.generate.catalogue import strategies, strategy_kernel
+from optiml.problems.data import draw
+from optiml.problems.kernel_check import check_kernel
+from optiml.problems.problem import (
+    builtin_names,
+    in_domain,
+    kernel_from_text,
+    load_builtin,
+    named_distributions,
+    satisfies,
+    with_dtype,
+)
+from optiml.records import Build, Kernel, Problem, Workload
+from optiml.toolchain.nvrtc import Compiler
+from optiml.verify.contents import filled
+from optiml.verify.inputs import cost
+from optiml.verify.reference import References
+from optiml.verify.scrutiny import CHECKS
+from optiml.verify.verify import Verifier
+
+SMALL = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33)  # of each axis, in every combination
+FEW_SMALL = (1, 2, 3, 5, 8)  # where there are many axes
+MOST_SIZES = 160
+MOST_COST = 3e6
+Edit = Callable[[str], Iterator[str]]  # a line of PTX -> what may stand in its place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A fault planted in one line of a kernel's PTX."""
+
+    kind: str
+    line: int  # of the PTX, from 0
+    before: str
+    after: str
+    ptx: str
+
+
+# --- the faults ------------------------------------------------------------------------------------------------------
+def _boundary(line: str) -> Iterator[str]:
+    """A comparison that guards an access or ends a loop is off by one."""
+    swap = {"ge": "gt", "gt": "ge", "lt": "le", "le": "lt"}
+    match = re.match(r"(\s*setp\.)(ge|gt|lt|le)(\.[su](?:32|64)\s.*)", line)
+    if match:
+        yield match[1] + swap[match[2]] + match[3]
+
+
+def _index(line: str) -> Iterator[str]:
+    """An address is one element off, or a product of an index has the wrong factor."""
+    match = re.match(r"(.*\b(?:ld|st)\.global\S*\.([fub])(16|32|64)\s[^\[]*\[%rd\d+)(?:\+(-?\d+))?(\].*)", line)
+    if match:
+        offset = int(match[4] or 0) + int(match[3]) // 8
+        yield f"{match[1]}+{offset}{match[5]}"
+    match = re.match(r"(\s*mad\.lo\.s32\s+%r\d+, )(%r\d+), (%r\d+), (%r\d+);", line)
+    if match:
+        yield f"{match[1]}{match[2]}, {match[4]}, {match[3]};"
+
+
+def _sync(line: str) -> Iterator[str]:
+    """A barrier is missing."""
+    if re.match(r"\s*(bar\.sync|barrier\.sync)\b", line):
+        yield ""
+
+
+def _precision(line: str) -> Iterator[str]:
+    """A result passes through half precision, or is cut to 8 bits of fraction."""
+    match = re.match(r"(\s*(?:@!?%p\d+ )?)(st\.global(?:\.\w+)*\.f32\s+\[[^\]]*\], )(%f\d+);", line)
+    if match:
+        narrow = f"{{ .reg .b16 %cut; cvt.rn.f16.f32 %cut, {match[3]}; cvt.f32.f16 {match[3]}, %cut; }}"
+        yield f"{narrow}\n{line}"
+
+
+def _initialisation(line: str) -> Iterator[str]:
+    """A sum starts at 1, a count or an index one too late."""
+    match = re.match(r"(\s*mov\.(f32|f64|u32|b32|s32)\s+%(?:f|fd|r)\d+, )(0f00000000|0d0000000000000000|0);", line)
+    if match:
+        one = {"f32": "0f3F800000", "f64": "0d3FF0000000000000"}.get(match[2], "1")
+        yield f"{match[1]}{one};"
+
+
+def _reduction(line: str) -> Iterator[str]:
+    """A step of a reduction pairs the wrong partners."""
+    match = re.match(r"(\s*shfl\.sync\.(?:bfly|down)\.b32\s+%\w+(?:\|%p\d+)?, %\w+, )(16|8|4|2)(, .*)", line)
+    if match:
+        yield f"{match[1]}{int(match[2]) // 2}{match[3]}"
+    match = re.match(r"(.*\bld\.shared\S*\s[^\[]*\[%rd?\d+\+)(\d+)(\].*)", line)
+    if match and int(match[2]) >= 8:
+        yield f"{match[1]}{int(match[2]) // 2}{match[3]}"
+
+
+def _identity(line: str) -> Iterator[str]:
+    """A maximum starts at a number instead of minus infinity, or a product at zero."""
+    for identity in ("0fFF800000", "0fFF7FFFFF", "0dFFF0000000000000"):
+        if identity in line:
+            low = "0fC61C4000" if identity.startswith("0f") else "0dC0C3880000000000"  # -1e4
+            yield line.replace(identity, low)
+            yield line.replace(identity, "0f00000000" if identity.startswith("0f") else "0d0000000000000000")
+
+
+def _tail(line: str) -> Iterator[str]:
+    """The last elements of a range, or what is left after the unrolled part, are dropped."""
+    match = re.match(r"(\s*and\.b32\s+%r\d+, )%r\d+, (3|7|1);", line)
+    if match:
+        yield re.sub(r"and\.b32(\s+)(%r\d+), .*", r"mov.u32\1\2, 0;", line)
+    match = re.match(r"(\s*setp\.(?:ge|lt)\.s32\s+%p\d+, %r\d+, )(%r\d+);", line)
+    if match:
+        yield f"{{ .reg .s32 %end; add.s32 %end, {match[2]}, -1;\n{match[1]}%end; }}"
+
+
+def _stale(line: str) -> Iterator[str]:
+    """A value is read from where an earlier one lies."""
+    match = re.match(r"(.*\bld\.(?:shared|global)\S*\s[^\[]*\[%rd?\d+)\+(-?\d+)(\].*)", line)
+    if match and int(match[2]) != 0:
+        yield match[1] + match[3]
+
+
+CLASSES: dict[str, Edit] = {
+    "boundary": _boundary,
+    "index": _index,
+    "sync": _sync,
+    "precision": _precision,
+    "initialisation": _initialisation,
+    "reduction": _reduction,
+    "identity": _identity,
+    "dropped_tail": _tail,
+    "stale_read": _stale,
+}
+
+
+def mutants(ptx: str, kind: str) -> list[Mutant]:
+    """Every mutant of one class."""
+    lines = ptx.split("\n")
+    found = []
+    for number, line in enumerate(lines):
+        for after in CLASSES[kind](line):
+            text = "\n".join([*lines[:number], after, *lines[number + 1 :]])
+            found.append(Mutant(kind=kind, line=number, before=line.strip(), after=after.strip(), ptx=text))
+    return found
+
+
+# --- judging one mutant ----------------------------------------------------------------------------------------------
+class Judge:
+    """Kills mutants, or shows them equivalent."""
+
+    def __init__(self) -> None:
+        self.compiler = Compiler()
+        self.device = EmulatedDevice(emulated_info("emulator"))
+        self.verifier = Verifier(self.compiler, self.device, References(), kernel_timeout_s=5.0)
+
+    def judge(self, kernel: Kernel, problem: Problem, build: Build, mutant: Mutant, seed: int) -> dict[str, Any]:
+        """`killed` with the reason, `equivalent`, `survived`, or `stillborn` where the engine cannot run it."""
+        changed = dataclasses.replace(build, ptx=mutant.ptx)
+        try:
+            verdict = self.verifier.verify(kernel, problem, level="L1", seed=seed, build=changed)
+        except OptimlError as error:
+            return {"result": "stillborn", "reason": str(error)[:160]}
+        if verdict.status == "rejected":
+            return {"result": "killed", "reason": verdict.reason}
+        if verdict.status == "unverified":
+            return {"result": "stillborn", "reason": (verdict.detail or "")[:160]}
+        difference = self.difference(kernel, problem, build, changed)
+        return {"result": "equivalent", "reason": None} if difference is None else {
+            "result": "survived", "reason": difference}  # fmt: skip
+
+    def difference(self, kernel: Kernel, problem: Problem, build: Build, changed: Build) -> str | None:
+        """Where the mutant differs from the original; None if it does nowhere that was looked."""
+        for number, workload in enumerate(proving_workloads(kernel, problem, build, self.device.info)):
+            plan = resolve_plan(kernel, build, problem, workload, self.device.info)
+            contents = filled(plan, draw(problem, workload, seed=number), random.Random(number), quiet_nan=True)
+            try:
+                right = self.device.run(build, plan, (contents,), timeout_s=5.0).runs[0]
+                other = self.device.run(
+                    changed, plan, (contents,), timeout_s=25.0, scrutiny=Scrutiny(checks=CHECKS)
+                ).runs[0]
+            except OptimlError as error:
+                return f"{dict(workload.axes)}: {error}"[:200]
+            for name in problem.outputs:
+                if right[name].tobytes() != other[name].tobytes():
+                    return f"{dict(workload.axes)}, {workload.inputs}: {name} differs"[:200]
+        return None
+
+
+def proving_workloads(kernel: Kernel, problem: Problem, build: Build, info: Any) -> Iterator[Workload]:
+    """Every combination of small sizes, and one axis after the other around multiples of the block."""
+    axes = {name: axis for name, axis in problem.axes.items() if axis.type == "var"}
+    small = SMALL if len(axes) <= 2 else FEW_SMALL
+    base = problem.workloads[0]
+    sizes = [dict(zip(axes, values, strict=True)) for values in itertools.product(small, repeat=len(axes))]
+    random.Random(0).shuffle(sizes)
+    sizes = sizes[:MOST_SIZES]
+    plan = resolve_plan(kernel, build, problem, base, info)
+    threads = max((launch.block[0] * launch.block[1] * launch.block[2] for launch in plan.launches), default=1)
+    for name in axes:
+        for multiple in (1, 2, 4, 9):
+            sizes += [{**{other: 3 for other in axes}, name: threads * multiple + step} for step in (-1, 0, 1)]
+    specs = {name: named_distributions(problem, name) for name, item in problem.inputs.items() if item.shape}
+    for number, chosen in enumerate([*[dict(item.axes) for item in problem.workloads], *sizes]):
+        item = problem.workloads[number % len(problem.workloads)]
+        full = {**item.axes, **chosen}
+        if not all(in_domain(problem.axes[name], size) for name, size in full.items()):
+            continue
+        inputs = {name: given[number % len(given)] if given else item.inputs[name] for name, given in specs.items()}
+        workload = Workload(axes=full, scalars=dict(item.scalars), inputs=inputs)
+        try:
+            usable = satisfies(problem, full, item.scalars) and cost(problem, workload) <= MOST_COST
+            resolve_plan(kernel, build, problem, workload, info)
+            draw(problem, workload, seed=0)
+        except (InvalidInput, OptimlError):
+            continue
+        if usable:
+            yield workload
+
+
+# --- all kernels -----------------------------------------------------------------------------------------------------
+def subjects() -> list[tuple[str, str, str]]:
+    """(problem, strategy or `seed`, dtype) of every built-in correct kernel, in its first dtype."""
+    found = []
+    for problem in builtin_names():
+        found.append((problem, "seed", load_builtin(problem).dtypes[0]))
+        found += [(problem, item.name, item.dtypes[0]) for item in strategies(problem) if not item.requires]
+    return found
+
+
+_JUDGE: list[Judge] = []
+
+
+def mutate_one(task: tuple[str, str, str, int, int]) -> list[dict[str, Any]]:
+    """Judge the mutants of one kernel."""
+    problem_name, strategy, dtype, per_class, seed = task
+    if not _JUDGE:
+        _JUDGE.append(Judge())
+    judge = _JUDGE[0]
+    builtin = load_builtin(problem_name)
+    problem = with_dtype(builtin, dtype)
+    if strategy == "seed":
+        kernel = kernel_from_text(builtin.seed_text, dtype=dtype)
+    else:
+        kernel = strategy_kernel(next(s for s in strategies(problem_name) if s.name == strategy), dtype)
+    kernel = check_kernel(kernel, problem)
+    build = judge.compiler.compile(kernel, judge.device.info.arch)
+    assert isinstance(build, Build)
+    rows = []
+    for kind in CLASSES:
+        rng = random.Random(f"{seed}/{problem_name}/{strategy}/{kind}")
+        candidates = mutants(build.ptx, kind)
+        rng.shuffle(candidates)
+        counted = 0
+        for mutant in candidates[: 3 * per_class]:
+            if counted == per_class:
+                break
+            started = time.monotonic()
+            found = judge.judge(kernel, problem, build, mutant, seed)
+            counted += found["result"] in ("killed", "survived")
+            rows.append({
+                "kernel": f"{problem_name}/{strategy}", "class": kind, "line": mutant.line, "before": mutant.before,
+                "after": mutant.after, **found, "seconds": round(time.monotonic() - started, 2),
+            })  # fmt: skip
+    return rows
+
+
+def report(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Kill rates by class and over all."""
+    table = {}
+    for kind in [*CLASSES, "all"]:
+        those = [row for row in rows if kind in ("all", row["class"])]
+        count = {name: sum(row["result"] == name for row in those)
+                 for name in ("killed", "survived", "equivalent", "stillborn")}  # fmt: skip
+        judged = count["killed"] + count["survived"]
+        table[kind] = {**count, "kill_rate": round(count["killed"] / judged, 4) if judged else None}
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--per-class", type=int, default=1, help="mutants of each class of a kernel that are judged")
+    parser.add_argument("--only", nargs="*", default=None, help="parts of names")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=None, help="start no further kernel after so long")
+    parser.add_argument("--least-overall", type=float, default=0.97)
+    parser.add_argument("--least-class", type=float, default=0.90)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    chosen = [item for item in subjects()
+              if not options.only or any(part in "/".join(item) for part in options.only)]  # fmt: skip
+    random.Random(options.seed).shuffle(chosen)
+    started = time.monotonic()
+    rows: list[dict[str, Any]] = []
+    kernels = 0
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=options.processes, mp_context=context) as pool:
+        tasks = [(*item, options.per_class, options.seed) for item in chosen]
+        for start in range(0, len(tasks), options.processes):
+            if options.seconds is not None and time.monotonic() - started > options.seconds:
+                break
+            for found in pool.map(mutate_one, tasks[start : start + options.processes]):
+                kernels += 1
+                rows += found
+                for row in found:
+                    if row["result"] == "survived":
+                        print(json.dumps(row), flush=True)
+    table = report(rows)
+    summary = {
+        "kernels": kernels, "of": len(chosen), "per_class": options.per_class, "seed": options.seed,
+        "seconds": round(time.monotonic() - started, 1), "classes": table,
+    }  # fmt: skip
+    print(json.dumps(summary, indent=2))
+    if options.out is not None:
+        survivors = [row for row in rows if row["result"] == "survived"]
+        options.out.write_text(json.dumps({**summary, "survivors": survivors}, indent=2) + "\n", encoding="utf-8")
+    rates = {kind: item["kill_rate"] for kind, item in table.items() if item["kill_rate"] is not None}
+    below = [kind for kind, rate in rates.items()
+             if rate < (options.least_overall if kind == "all" else options.least_class)]  # fmt: skip
+    return 1 if below else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
