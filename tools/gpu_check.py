@@ -17,8 +17,14 @@ from pathlib import Path
 import gpu_stage
 from gpu_stage import Results, Stage, say
 
+from optiml.device.cuda import find_gpus
+from optiml.device.cuda_job import JobItem
+from optiml.device.plan import Plan, PlannedLaunch
 from optiml.device.wrapped import run_wrapped
 from optiml.errors import OptimlError
+from optiml.measure.nsight import open_ncu, profile_job
+from optiml.measure.timing import EMPTY_KERNEL
+from optiml.toolchain.nvrtc import CompileFailure, Compiler
 from optiml.toolchain.tools import find_tool
 
 STAGES = {  # stage -> module beside this file, with run(stage) -> (summary, bars that failed)
@@ -28,7 +34,7 @@ STAGES = {  # stage -> module beside this file, with run(stage) -> (summary, bar
     "emulator": "gpu_emulator",
     "calibrate": "gpu_calibrate",
 }
-PROBES = {"compute-sanitizer": ("--tool", "memcheck"), "ncu": ("--clock-control", "none")}
+PROBES = {"compute-sanitizer": ("--tool", "memcheck", "--report-api-errors", "no")}
 PROBE_S = 10.0
 
 
@@ -46,6 +52,24 @@ def probe(name: str, index: int) -> str | None:
     return (told or [f"exit code {done.exit_code}"])[0][:200] if done.exit_code or told else None
 
 
+def probe_ncu(index: int) -> str | None:
+    """Why Nsight Compute cannot read counters here, None if it can; profiles an empty kernel."""
+    compiler = Compiler()
+    try:
+        ncu = open_ncu()
+        build = compiler.compile(EMPTY_KERNEL, find_gpus()[index].arch)
+        if isinstance(build, CompileFailure):
+            return build.detail
+        launch = PlannedLaunch(symbol="empty", grid=(1, 1, 1), block=(32, 1, 1), shared_bytes=0, args=())
+        item = JobItem(name="empty", build=build, plan=Plan(steps=(launch,), arrays={}), contents={})
+        profile_job(ncu, [item], metrics=("smsp__inst_executed.sum",), device=index, timeout_s=20.0)
+    except OptimlError as error:
+        return f"{error.code}: {error}"
+    finally:
+        compiler.close()
+    return None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=STAGES)
@@ -61,8 +85,8 @@ def main() -> int:
     stage = Stage(
         results, gpu, device=options.device, minutes=options.minutes, processes=options.processes, only=options.only
     )
-    for name in PROBES:
-        why = probe(name, gpu.index)
+    for name in (*PROBES, "ncu"):
+        why = probe_ncu(gpu.index) if name == "ncu" else probe(name, gpu.index)
         say(f"{name}: {why or 'usable'}")
         if why is not None:
             results.not_run[name] = why

@@ -36,11 +36,22 @@ def entry_parameters(ptx: str) -> Mapping[str, tuple[Parameter, ...]]:
     return entries
 
 
+def _bounds(ptx: str, symbol: str, word: str) -> tuple[int, int, int] | None:
+    """The sizes that a directive of a kernel's head gives, 1 for those it leaves out."""
+    match = re.search(rf"\.entry\s+{re.escape(symbol)}\s*(?:\([^)]*\))?([^{{]*)\{{", ptx)
+    found = re.search(rf"\.{word}\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?", match.group(1)) if match else None
+    if found is None:
+        return None
+    x, y, z = (int(size or 1) for size in found.groups())
+    return x, y, z
+
+
+def required_block(ptx: str, symbol: str) -> tuple[int, int, int] | None:
+    """The only block that the kernel may be launched with (`.reqntid`); None if it leaves the choice."""
+    return _bounds(ptx, symbol, "reqntid")
+
+
 def most_threads(ptx: str, symbol: str) -> int:
     """Threads a block may have by the kernel's own launch bounds; 1024 without any."""
-    match = re.search(rf"\.entry\s+{re.escape(symbol)}\s*(?:\([^)]*\))?([^{{]*)\{{", ptx)
-    bound = re.search(r"\.maxntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?", match.group(1)) if match else None
-    threads = 1
-    for size in bound.groups() if bound else ():
-        threads *= int(size or 1)
-    return min(threads, 1024) if bound else 1024
+    x, y, z = _bounds(ptx, symbol, "maxntid") or (1024, 1, 1)
+    return min(x * y * z, 1024)

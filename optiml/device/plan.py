@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Mapping
 
 import numpy as np
 
-from optiml.device.entries import Parameter, entry_parameters
+from optiml.device.entries import Parameter, entry_parameters, required_block
 from optiml.device.recorded import recorded_plan
 from optiml.device.steps import (
     BadLaunch,
@@ -63,7 +64,12 @@ def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workl
         symbol = build.entries[launch.kernel]
         static = build.resources[symbol].shared_bytes_per_block if symbol in build.resources else 0
         check_limits(f"launch {index}", grid, block, shared, static, limits)
-        args = _arguments(launch, parameters.get(symbol, ()), arrays, problem, names, index)
+        required = required_block(build.ptx, symbol)
+        if required is not None and block != required:
+            raise BadLaunch(f"launch {index}: a block of {block}, but {launch.kernel} requires {required}")
+        taken = parameters.get(symbol, ())
+        given = _without_scratch(launch, taken) if kernel.language == "ptx" else launch
+        args = _arguments(given, taken, arrays, problem, names, index)
         launches.append(PlannedLaunch(symbol=symbol, grid=grid, block=block, shared_bytes=shared, args=args))
     return Plan(steps=tuple(launches), arrays=arrays)
 
@@ -100,6 +106,17 @@ def _extent(launch: Launch, label: str, names: Mapping[str, Scalar], index: int)
     values = [_evaluated(size, names, f"launch {index}: {label}") for size in sizes]
     x, y, z = (*values, *([1] * (3 - len(values))))
     return x, y, z
+
+
+def _without_scratch(launch: Launch, parameters: tuple[Parameter, ...]) -> Launch:
+    """The launch with null for the last parameters if they are pointers that it leaves out.
+
+    Triton adds such pointers, to scratch memory that a kernel need not have.
+    """
+    missing = parameters[len(launch.args) :]
+    if not missing or any(p.bytes != 8 or p.type[0] == "f" for p in missing):
+        return launch
+    return dataclasses.replace(launch, args=(*launch.args, *[0] * len(missing)))
 
 
 def _arguments(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,7 +36,8 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     runs, missing = _prepared(header, sets)
     times = _sampled(runs, header["seconds"])
     del sets, runs
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:  # what was compiled for this size is of no more use
+        torch._dynamo.reset()
     torch.cuda.empty_cache()
     conditions = {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()), "tf32": "off"}
     return (

@@ -167,17 +167,9 @@ def _profile_entry(
     module: Module,
     timeout_s: float,
 ) -> _Entry:
-    plan = resolve_plan(kernel, build, problem, workload, device.info)
-    if not plan.launches:
-        raise InvalidInput(f"nothing is launched at {dict(workload.axes)}: there is nothing to profile")
-    shapes = [_shape(build, plan, index) for index in range(len(plan.launches))]
-    reports = _run(build, plan, device, _contents(problem, workload, plan), shapes, table, timeout_s)
-    launches, counted = [], []
-    for shape, report in zip(shapes, reports, strict=True):
-        if report.counters is None:
-            raise Unsupported(f"counting on {device.info.name}")
-        counted.append(report.counters)
-        launches.append(model_launch(shape, report.counters, module=module, hardware=table))
+    seen = counted_launches(kernel, build, problem, device, workload, table, timeout_s=timeout_s)
+    counted = [counters for _, counters in seen]
+    launches = [model_launch(shape, counters, module=module, hardware=table) for shape, counters in seen]
     once = [(1.0, launch) for launch in launches]
     return _Entry(
         workload=workload,
@@ -192,6 +184,34 @@ def _profile_entry(
         ),
         least_bytes=least_bytes(problem, workload),
     )
+
+
+def counted_launches(
+    kernel: Kernel,
+    build: Build,
+    problem: Problem,
+    device: Device,
+    workload: Workload,
+    table: Hardware,
+    *,
+    timeout_s: float,
+) -> tuple[tuple[LaunchShape, Counters], ...]:
+    """Every launch at one workload with what a sample of its blocks counted: all that the time model needs.
+
+    Raises:
+        As `CountedProfiler.profile`.
+    """
+    plan = resolve_plan(kernel, build, problem, workload, device.info)
+    if not plan.launches:
+        raise InvalidInput(f"nothing is launched at {dict(workload.axes)}: there is nothing to profile")
+    shapes = [_shape(build, plan, index) for index in range(len(plan.launches))]
+    reports = _run(build, plan, device, _contents(problem, workload, plan), shapes, table, timeout_s)
+    counted = []
+    for shape, report in zip(shapes, reports, strict=True):
+        if report.counters is None:
+            raise Unsupported(f"counting on {device.info.name}")
+        counted.append((shape, report.counters))
+    return tuple(counted)
 
 
 def _shape(build: Build, plan: Plan, index: int) -> LaunchShape:

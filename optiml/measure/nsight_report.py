@@ -162,9 +162,8 @@ def _triple(value: Sequence[int] | None) -> tuple[int, int, int] | None:
 
 def _plain(message: str) -> str:
     """A rule's words without the marks that make links of them in the profiler's own window."""
-    return re.sub(
-        r"@(?:section|url|source):([^@]*?)(?::[^@:]*)?@", lambda match: match.group(1).split(":")[-1], message
-    )
+    named = re.sub(r"@url:([^:@]*):[^@]*@", r"\1", message)
+    return re.sub(r"@(?:section|source):[^:@]*:([^@]*)@", r"\1", named)
 
 
 def _summary(kernel: ReportedKernel, total: int, device: str) -> str:

@@ -305,6 +305,9 @@ def _check_call(
         limit = min(limit, function.max_threads[0] * function.max_threads[1] * function.max_threads[2])
     if threads > limit:
         raise InvalidInput(f"{threads} threads per block, but {function.name} may have at most {limit}")
+    required = function.required_threads
+    if required is not None and tuple(block) != required:
+        raise InvalidInput(f"a block of {tuple(block)}, but {function.name} requires {required} threads")
     if shared_bytes < 0:
         raise InvalidInput(f"{shared_bytes} bytes of shared memory")
     if len(args) != len(function.params):

@@ -1,4 +1,4 @@
-"""One compiler out of two: NVRTC for device code, nvcc for kernels that bring a launcher."""
+"""One compiler out of two: NVRTC for device code, nvcc for kernels that bring a launcher; none for PTX."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Protocol
 
 from optiml.records import Build, Kernel
 from optiml.toolchain.nvrtc import CompileFailure
+from optiml.toolchain.ptx_text import build_of_ptx
 
 
 class CompilerLike(Protocol):
@@ -33,6 +34,8 @@ class Compilers:
 
     def compile(self, kernel: Kernel, arch: str) -> Build | CompileFailure:
         """Build `kernel` for one architecture, for example `sm_80`."""
+        if kernel.language == "ptx" and kernel.launcher is None:
+            return build_of_ptx(kernel, arch)
         chosen = self._device_code if kernel.launcher is None else self._launchers
         return chosen.compile(kernel, arch)
 

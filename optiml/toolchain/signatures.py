@@ -134,6 +134,8 @@ def _derived_launch(kernel: Kernel, problem: Problem, name: str, args: tuple[str
 
 
 def _missing_plan(kernel: Kernel, problem: Problem, signatures: tuple[Signature, ...]) -> str:
+    if kernel.language == "ptx":
+        return "a kernel in PTX needs its launches: name the .entry, grid, block and the arguments in order"
     if not signatures:
         return "no launches were given and the source holds no __global__ function; give it one and a launch plan"
     listed = "; ".join(f"{s.name}({', '.join(name or '?' for _, name in s.parameters)})" for s in signatures[:8])

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import nvidia
 from cuda.bindings import nvrtc
 
 from optiml.errors import Fault, KernelFault
 from optiml.ptx import LaunchResult, Limits, Machine, Module, engine_name, parse
+from optiml.toolchain.nvrtc import header_folders
 
 DATA = Path(__file__).parent / "data"
-INCLUDE = Path(next(iter(nvidia.__path__))) / "cu13" / "include"
+INCLUDES = tuple(f"-I{folder}" for folder in header_folders())
 NO_LIMITS = Limits()
 CHECKS = frozenset({"race", "uninitialised"})
 
@@ -37,7 +37,7 @@ def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -
         [name.encode() for name in HEADERS],
     )  # fmt: skip
     options = [
-        f"--gpu-architecture={arch}", "-lineinfo", "-default-device", f"-I{INCLUDE}", f"-I{INCLUDE / 'cccl'}",
+        f"--gpu-architecture={arch}", "-lineinfo", "-default-device", *INCLUDES,
         "-DINFINITY=__int_as_float(0x7f800000)", *flags,
     ]  # fmt: skip
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from fake_ncu import DATA, fake_ncu
+from typer.testing import CliRunner
 
+from optiml.cli import app
 from optiml.errors import InvalidInput, SetupError
 from optiml.measure import nsight_report
 from optiml.measure.nsight import read_csv
@@ -38,6 +40,42 @@ def test_counters_tell_scattered_stores_bank_conflicts_and_an_idle_gpu_apart() -
 def test_without_throughputs_nothing_is_claimed() -> None:
     assert bottleneck_of({"dram__bytes.sum": 1.0}) is None
     assert bottleneck_of({}) is None
+
+
+# --- a report --------------------------------------------------------------------------------------------------------
+def test_a_report_tells_metrics_bottleneck_and_where_warps_wait_for_what() -> None:
+    pytest.importorskip("ncu_report", reason="needs the package ncu-report")
+    report = read_report(REPORT, metrics=("dram__bytes.sum", "no__such.sum"))
+    (kernel,) = report.kernels
+    assert (kernel.name, kernel.grid, report.device, report.total) == ("transpose", (4096, 1, 1), "NVIDIA H200", 1)
+    assert kernel.metrics["dram__bytes.sum"] == pytest.approx(4.6e6, rel=0.3)
+    assert kernel.metrics["no__such.sum"] is None
+    assert kernel.bottleneck is not None
+    assert "global stores use 4 of the 32 bytes of a sector" in kernel.bottleneck.evidence[1]
+    line = kernel.hot_lines[0]  # y[column * R + row] = x[i]; a report of a kernel compiled in memory has no source
+    assert line.line == 30
+    assert (line.file, line.sectors_per_request) == ("kernel.cu", 18.0)
+    assert next(iter(line.stalls)) == "long_scoreboard"
+    (finding,) = kernel.findings
+    assert finding.rule == "UncoalescedGlobalAccess"
+    assert "Check the L2 Theoretical Sectors Global Excessive table" in finding.message
+    assert "@" not in finding.message
+
+
+def test_a_filter_that_lets_no_kernel_by_lists_those_there_are() -> None:
+    pytest.importorskip("ncu_report", reason="needs the package ncu-report")
+    assert read_report(REPORT, kernel_regex="^trans").total == 1
+    with pytest.raises(InvalidInput, match="none of the 1 kernels of the report by: transpose"):
+        read_report(REPORT, kernel_regex="softmax")
+    with pytest.raises(InvalidInput, match="none of the 1 kernels"):
+        read_report(REPORT, launch_skip=1)
+
+
+def test_the_command_line_shows_a_report() -> None:
+    pytest.importorskip("ncu_report", reason="needs the package ncu-report")
+    shown = CliRunner().invoke(app, ["profile", "--report", str(REPORT)])
+    assert shown.exit_code == 0
+    assert "kernel.cu:30" in shown.stdout
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------
