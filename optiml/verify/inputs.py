@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from optiml.errors import InvalidInput
 from optiml.expressions import evaluate, evaluate_float, names_in
 from optiml.problems.data import is_float
 from optiml.problems.problem import INT32_MAX, in_domain, named_distributions, names_of, satisfies
-from optiml.records import Axis, Distribution, Problem, Scalar, Workload
+from optiml.records import Axis, Distribution, Problem, Scalar, Size, Workload
 
 # Ones, primes, powers of two and their neighbours, and what lies beside common block sizes.
 INTERESTING = (
@@ -149,9 +150,24 @@ def _low_cases(problem: Problem, cases: Sequence[Case], rng: random.Random) -> I
 
 
 def _big_case(problem: Problem, cases: Sequence[Case], rng: random.Random) -> Iterator[Case]:
-    """The sizes of `bench`, brought down to what can be run: what gives up beyond some size shows there."""
+    """The sizes of `bench`, brought down to what can be run: what gives up beyond some size shows there.
+
+    Without `bench` the dearest workload is doubled instead, unless that would lengthen sums that the problem does not
+    tell the length of.
+    """
     entry = problem.bench[0] if problem.bench else max(problem.workloads, key=lambda item: cost(problem, item))
     axes = dict(entry.axes)
+    if not problem.bench:
+        if problem.accumulation is None and _gathers(problem, entry):
+            return
+        for _ in range(24):
+            name = min((item for item in axes if problem.axes[item].type == "var"), key=axes.__getitem__, default=None)
+            if name is None or not in_domain(problem.axes[name], 2 * axes[name]):
+                break
+            larger = {**axes, name: 2 * axes[name]}
+            if not satisfies(problem, larger, entry.scalars) or not _affordable(problem, larger, entry.scalars):
+                break
+            axes = larger
     for _ in range(64):
         if _affordable(problem, axes, entry.scalars):
             break
@@ -189,6 +205,17 @@ def bench_case(problem: Problem, workload: Workload, rng: random.Random) -> Case
     """One run at the very sizes of a bench entry, left out where it takes too long."""
     named = _named(problem, workload)
     return Case(workload=named, hidden=True, seed=rng.getrandbits(63), runs=1, optional=True)
+
+
+def _gathers(problem: Problem, workload: Workload) -> bool:
+    """Whether outputs have far fewer elements than inputs: each is made from many."""
+    names = names_of(problem, workload.axes, workload.scalars)
+
+    def elements(shapes: Iterable[Sequence[Size] | None]) -> int:
+        return sum(math.prod(evaluate(size, names) for size in shape or ()) for shape in shapes)
+
+    given = elements(tensor.shape for tensor in problem.inputs.values())
+    return 4 * elements(tensor.shape for tensor in problem.outputs.values()) < given
 
 
 def _affordable(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> bool:

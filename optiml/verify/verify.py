@@ -72,6 +72,7 @@ from optiml.verify.scrutiny import (
     ALONE,
     CHECK_TIME,
     CHECKED_COST,
+    CHECKED_THREADS,
     CHECKS,
     OTHER_BYTE,
     PERTURBED,
@@ -80,6 +81,7 @@ from optiml.verify.scrutiny import (
     array_of,
     can_check,
     sanitizer_report,
+    threads_of,
 )
 
 Array = NDArray[Any]
@@ -488,7 +490,9 @@ class Verifier:
         prepared = None if case.optional and slow else self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
-        attempt = self._attempt(problem, plan, case, prepared, build, self._scrutiny(problem, case, level, reduced))
+        attempt = self._attempt(
+            problem, plan, case, prepared, build, self._scrutiny(problem, plan, case, level, reduced)
+        )
         if case.optional and attempt.failure is not None and attempt.failure.reason == "timed_out":
             return None
         tolerances = [item for item in prepared.tolerances[0].values() if item is not None]
@@ -496,11 +500,12 @@ class Verifier:
             attempt = dataclasses.replace(attempt, warnings=(*attempt.warnings, STRAINED))
         return _outcome(case, attempt.failure, attempt=attempt, tolerance=next(iter(tolerances), None))
 
-    def _scrutiny(self, problem: Problem, case: Case, level: Level, reduced: bool) -> Scrutiny | None:
+    def _scrutiny(self, problem: Problem, plan: Plan, case: Case, level: Level, reduced: bool) -> Scrutiny | None:
         """How closely to watch a case of the first two levels."""
         if reduced or level == "L0" or not can_check(self._device.info):
             return None
-        return Scrutiny(checks=CHECKS, runs=1) if cost(problem, case.workload) <= CHECKED_COST else None
+        affordable = cost(problem, case.workload) <= CHECKED_COST and threads_of(plan) <= CHECKED_THREADS
+        return Scrutiny(checks=CHECKS, runs=1) if affordable else None
 
     def _attempt(
         self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build, scrutiny: Scrutiny | None
