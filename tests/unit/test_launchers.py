@@ -214,6 +214,11 @@ def test_a_launcher_that_takes_all_it_can_get_is_stopped(
 
 
 @needs_nvcc
+def test_constructors_of_a_library_get_no_further_than_its_launcher(compiler: NvccCompiler) -> None:
+    assert len(planned(compiler, "after_constructors", file="hostile").launches) == 1
+
+
+@needs_nvcc
 def test_what_a_launcher_prints_is_no_part_of_its_record(compiler: NvccCompiler) -> None:
     assert len(planned(compiler, "prints", file="hostile").steps) == 1
 

@@ -1141,12 +1141,21 @@ static const int allowed_calls[] = {
 #endif
 };
 
-/* Trap every system call that is not on the list, so that it is refused by name. */
-static int filter_calls(void)
+/* What the loader and the second filter need besides. */
+static const int loading_calls[] = {
+    SYS_openat, SYS_pread64, SYS_readlinkat, SYS_faccessat, SYS_prctl, SYS_seccomp, SYS_prlimit64, SYS_getcwd,
+#ifdef SYS_open
+    SYS_open, SYS_access, SYS_readlink, SYS_stat, SYS_lstat, SYS_arch_prctl,
+#endif
+};
+
+/* Trap every system call that is not on the list, so that it is refused by name. Constructors of the library run
+ * while it is loaded, so the first filter stands before that; the second takes away what only the loader needs. */
+static int filter_calls(int is_loading)
 {
-    enum { COUNT = sizeof allowed_calls / sizeof *allowed_calls };
-    struct sock_filter program[COUNT + 6];
-    int n = 0;
+    enum { BASE = sizeof allowed_calls / sizeof *allowed_calls, MORE = sizeof loading_calls / sizeof *loading_calls };
+    struct sock_filter program[BASE + MORE + 6];
+    int n = 0, count = is_loading ? BASE + MORE : BASE;
 #if defined(__x86_64__)
     uint32_t architecture = AUDIT_ARCH_X86_64;
 #else
@@ -1156,9 +1165,10 @@ static int filter_calls(void)
     program[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, architecture, 1, 0);
     program[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL);
     program[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    for (int i = 0; i < COUNT; i++)
-        program[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)allowed_calls[i],
-                                                    (uint8_t)(COUNT - i), 0);
+    for (int i = 0; i < count; i++)
+        program[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K,
+                                                    (uint32_t)(i < BASE ? allowed_calls[i] : loading_calls[i - BASE]),
+                                                    (uint8_t)(count - i), 0);
     program[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP);
     program[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog whole = {.len = (unsigned short)n, .filter = program};
@@ -1277,6 +1287,10 @@ int main(int argc, char **argv)
     streams[2].blocking = 1;
     catch_crashes();
     keep_time();
+    if (filter_calls(1)) {
+        tell("unfiltered");
+        return 0;
+    }
     void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *missing = strstr(dlerror(), "undefined symbol: ");
@@ -1290,7 +1304,7 @@ int main(int argc, char **argv)
         return 0;
     }
     atexit(at_exit);
-    if (filter_calls()) {
+    if (filter_calls(0)) {
         tell("unfiltered");
         return 0;
     }
