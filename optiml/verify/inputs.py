@@ -35,6 +35,7 @@ BIG_ELEMENTS = 1 << 20  # of the one hidden case that comes near the sizes of `b
 BIG_FLOPS = 5e7
 PROBED_COST = 2e5  # of the cases whose single elements are changed
 PROBED_CASES = 2
+BLOCK_CASES = 8  # hidden cases beside multiples of the kernel's own blocks
 MOST_SMALLER = 28  # sizes of one axis that are tried on the way to the smallest that fails
 
 
@@ -122,6 +123,46 @@ def hidden_cases(problem: Problem, rng: random.Random, *, reduced: bool) -> tupl
         *_low_cases(problem, cases, rng),
         *_big_case(problem, cases, rng),
     )
+
+
+def block_cases(problem: Problem, extents: Sequence[int], rng: random.Random) -> tuple[Case, ...]:
+    """Small sizes beside multiples of what the kernel itself works in: its blocks, warps and tiles.
+
+    Args:
+        extents: block extents and whole-number params of the kernel.
+    """
+    variable = [name for name, axis in problem.axes.items() if axis.type == "var"]
+    choices = {
+        name: named_distributions(problem, name) for name, tensor in problem.inputs.items() if tensor.shape is not None
+    }
+    if not variable or not all(choices.values()):
+        return ()
+    units = sorted({extent for extent in extents if 2 <= extent <= 1024} | {4})
+    limit = max(COST_REACH * max(cost(problem, w) for w in problem.workloads), LEAST_COST_REACH)
+    scalars = [dict(w.scalars) for w in (*problem.workloads, *problem.bench)]
+    found: list[Case] = []
+    for attempt in range(40 * BLOCK_CASES):
+        if len(found) == BLOCK_CASES:
+            break
+        given = scalars[attempt % len(scalars)]
+        long = variable[attempt % len(variable)]
+        axes = {}
+        for name in variable:
+            if name == long or rng.random() < 0.3:
+                size = rng.choice(units) * rng.choice((1, 1, 2, 2, 3, 4)) + rng.choice((-1, 0, 1, 1))
+            else:
+                size = rng.randint(1, 12)
+            step = problem.axes[name].multiple_of or 1
+            options = problem.axes[name].choices
+            axes[name] = rng.choice(options) if options else max(size // step, 1) * step
+        axes = _with_equalities(problem, axes, given)
+        if not all(in_domain(problem.axes[name], size) for name, size in axes.items()):
+            continue
+        if _usable(problem, axes, given, limit):
+            inputs = {name: specs[attempt % len(specs)] for name, specs in choices.items()}
+            workload = Workload(axes=axes, scalars=given, inputs=inputs)
+            found.append(Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=1))
+    return tuple(found)
 
 
 def _with_probes(problem: Problem, cases: Sequence[Case], sizes: int) -> list[Case]:

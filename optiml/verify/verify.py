@@ -58,6 +58,7 @@ from optiml.verify.explain import at_sizes, next_action, summary, tolerance_poli
 from optiml.verify.inputs import (
     Case,
     bench_case,
+    block_cases,
     cost,
     describe_domain,
     fixed_scalars,
@@ -305,6 +306,8 @@ class Verifier:
     ) -> Verdict:
         visible = visible_cases(problem, rng, reduced=reduced)
         hidden = () if level == "L0" else hidden_cases(problem, rng, reduced=reduced)
+        if hidden and not reduced:
+            hidden += block_cases(problem, self._extents(kernel, problem, build), rng)
         outcomes: list[_CaseOutcome] = []
 
         def run(case: Case) -> _CaseOutcome | None:
@@ -463,6 +466,17 @@ class Verifier:
                 missing = f"{passed}; L2 needs race and initialisation checks, which only the native engine has"
                 return _Sanitized(missing=f"{missing}: it does not cover this kernel")
         return _Sanitized(sanitizer=sanitizer_report(None), warnings=tuple(notes)[:2])
+
+    def _extents(self, kernel: Kernel, problem: Problem, build: Build) -> list[int]:
+        """The sizes that a kernel works in: block extents and whole-number params."""
+        found = [value for value in kernel.params.values() if isinstance(value, int) and not isinstance(value, bool)]
+        try:
+            plan = resolve_plan(kernel, build, problem, problem.workloads[0], self._device.info)
+        except BadLaunch:
+            return found
+        for launch in plan.launches:
+            found += [*launch.block, launch.block[0] * launch.block[1] * launch.block[2]]
+        return found
 
     def _run_case(
         self,
