@@ -147,6 +147,16 @@ def test_a_profile_against_a_baseline_carries_the_comparison(play: Play) -> None
     play(scenario)
 
 
+def test_a_report_is_read_instead_of_a_kernel_and_a_command_only_where_allowed(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        report = await answer(client, "profile_ncu", report="run.ncu-rep", kernel_regex="gemm")
+        assert (report["kernels"][0]["name"], report["total"]) == ("gemm", 30)
+        assert len(json.dumps(report)) <= 8000
+        assert "--allow-commands" in await refusal(client, "profile_ncu", command=["./train"], launch_count=2)
+
+    play(scenario)
+
+
 def test_a_kernel_that_is_not_accepted_is_not_profiled(play: Play) -> None:
     async def scenario(client: Client) -> None:
         text = await refusal(client, "profile_ncu", kernel=WRONG_RELU, problem="relu")
