@@ -37,7 +37,7 @@ def write(options: argparse.Namespace) -> None:
     if settings is None:
         raise SystemExit(f"{options.home} has no optiml.toml with a [mixture] table")
     models = LocalModels(dataclasses.replace(settings, timeout_s=3600.0))
-    prompts = load_prompts()
+    prompts = load_prompts()[: options.limit]
     experts = list(range(len(settings.experts)))
     jobs = [(mode, options.seed, options.samples) for mode in (*experts, "router", "mixture")]
     jobs += [
@@ -64,6 +64,7 @@ def write(options: argparse.Namespace) -> None:
         print(f"{mode} seed {seed}: {len(rows)} texts in {time.monotonic() - started:.0f} s", flush=True)
     models.close()
     record = {
+        "prompts": len(prompts),
         "experts": [Path(name).name for name in settings.experts],
         "seed": options.seed,
         "samples": options.samples,
@@ -123,7 +124,7 @@ class Replayed(Workbench):
 def judge(options: argparse.Namespace) -> None:
     """Verify what was written and sum up."""
     record = json.loads(options.replies.read_text())
-    prompts = load_prompts()
+    prompts = load_prompts()[: record["prompts"]]
     with Replayed(read_settings(device=options.device)) as bench:
         bench.recorded = Recorded(record, prompts, "mixture", "mixture")
         found = bench_generate(
@@ -154,6 +155,7 @@ def main() -> None:
     writing.add_argument("--best-of", type=int, default=2, help="texts of one expert against one of the mixture")
     writing.add_argument("--max-tokens", type=int, default=1600)
     writing.add_argument("--seed", type=int, default=0)
+    writing.add_argument("--limit", type=int, help="only the first prompts")
     writing.set_defaults(run=write)
     judging = stages.add_parser("judge")
     judging.add_argument("replies", type=Path)
