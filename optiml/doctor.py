@@ -8,15 +8,17 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from optiml.device.cuda import Gpu, find_gpus, has_gpu_nodes
 from optiml.device.nvml import Nvml
-from optiml.errors import OptimlError, SetupError
+from optiml.errors import ModelFailed, OptimlError, SetupError
 from optiml.mixture.needs import needs_of
 from optiml.process import probe
 from optiml.ptx import engine_name
-from optiml.settings import MixtureSettings, Settings
+from optiml.settings import FILE_NAME, MixtureSettings, ModelEndpoint, Settings
 from optiml.store import Store
 from optiml.toolchain.nvcc import find_toolkit
 from optiml.toolchain.nvrtc import Compiler, header_folders
@@ -45,6 +47,11 @@ def examine(settings: Settings, store: Store) -> tuple[Check, ...]:
         _sandbox(),
         _home(settings, store),
         _launchers(),
+        _chat("chat model", settings.chat, settings.home),
+        *(
+            _chat(f"text mixture, expert {number}", expert, settings.home)
+            for number, expert in enumerate(settings.text_mixture.experts if settings.text_mixture else (), start=1)
+        ),
         _mixture(settings),
     )
 
@@ -144,6 +151,32 @@ def _home(settings: Settings, store: Store) -> Check:
             fix="set OPTIML_HOME to a folder that can be written",
         )
     return Check(name="store", state="ok", detail=detail)
+
+
+def _chat(name: str, model: ModelEndpoint | None, home: Path) -> Check:
+    """A chat model as the settings name it; nothing is sent."""
+    if model is None:
+        return Check(
+            name=name,
+            state="warn",
+            detail="none is set up; catalogue, search and agents work without",
+            fix=f"write [chat] with name, url and key_env into {home / FILE_NAME}",
+        )
+    lacking = "url" if not model.url else "name" if not model.name else ""
+    if lacking:
+        return Check(
+            name=name, state="missing", detail=f"it has no {lacking}", fix=f"set {lacking} in {home / FILE_NAME}"
+        )
+    try:
+        key = model.read_key()
+    except ModelFailed as error:
+        return Check(
+            name=name, state="missing", detail=str(error), fix=f"set key_env or key_file in {home / FILE_NAME}"
+        )
+    address = urlsplit(model.url)
+    if key is not None and address.scheme == "http" and address.hostname not in ("127.0.0.1", "::1", "localhost"):
+        return Check(name=name, state="warn", detail="its key is sent without encryption", fix="use an https url")
+    return Check(name=name, state="ok", detail=f"{model.name} at {address.hostname}, {model.api} API; not tried")
 
 
 def _launchers() -> Check:

@@ -35,14 +35,14 @@ from optiml.llm.model import Model
 from optiml.records import Kernel, Problem, SearchResult
 from optiml.report import markdown
 from optiml.search.asktell import Answer, AskTell, Request
-from optiml.search.journal import JOURNAL_NAME, Event, Journal, read_events
+from optiml.search.journal import JOURNAL_NAME, Event, Journal, read_events, read_events_after
 from optiml.search.model_search import ModelSearch
 from optiml.search.optimise import Search, SearchProgress, SearchSpec, load_spec, optimise
 
 LOG = logging.getLogger(__name__)
 TOLD_NAME = "told.jsonl"
 TELL_PATIENCE_S = 5.0
-MOST_FOLLOWED = 32  # searches kept in memory for those who ask about them
+MOST_FOLLOWED = 12  # searches kept in memory for those who ask about them
 RULES = "rules"
 UNDER_WAY = ("running", "needs_proposals")
 RUN_ID = re.compile(r"r-[0-9]{8}-[0-9a-f]{8}")
@@ -67,9 +67,11 @@ class RunSummary:
 class _Followed:
     """A search that callers look at, and how much of its journal it holds."""
 
-    search: Search
-    size: int  # bytes
-    events: int
+    search: Search | None  # None once the run has ended: the rest is all that is asked for then
+    size: int  # bytes of the journal
+    budget: int
+    evaluations: int
+    result: SearchResult
 
 
 class Searches:
@@ -90,6 +92,7 @@ class Searches:
         self._evaluator = evaluator
         self._models = models
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
+        self._summaries: dict[str, tuple[int, RunSummary]] = {}  # of ended runs, with the size of their journal
         self._lock = threading.Lock()
 
     def start(
@@ -202,7 +205,7 @@ class Searches:
     def result(self, run_id: str) -> SearchResult:
         """Result of a run; its best so far while it runs."""
         with self._lock:
-            return self._follow(run_id).result()
+            return self._follow(run_id).result
 
     def tree(self, run_id: str) -> tuple[Mapping[str, Any], ...]:
         """Every node of a run: parent, edit, state, time and reward."""
@@ -241,18 +244,25 @@ class Searches:
         return tuple(sorted(summaries, key=lambda item: (item.started, item.run_id), reverse=True))
 
     def _summary(self, folder: Path) -> RunSummary:
+        size = (folder / JOURNAL_NAME).stat().st_size
+        known = self._summaries.get(folder.name)
+        if known is not None and known[0] == size:
+            return known[1]
         with self._lock:
-            search = self._follow(folder.name)
-            result = search.result()
-        return RunSummary(
+            followed = self._follow(folder.name)
+        result = followed.result
+        summary = RunSummary(
             run_id=folder.name,
             status=_status(folder, result),
             problem=result.problem,
-            evaluations=search.evaluations,
-            budget=search.spec.evaluations,
+            evaluations=followed.evaluations,
+            budget=followed.budget,
             best_speedup=None if result.speedup is None else result.speedup.median,
             started=str(_facts(folder)["started"]),
         )
+        if result.status not in UNDER_WAY:
+            self._summaries[folder.name] = (size, summary)
+        return summary
 
     def cancel(self, run_id: str) -> None:
         """Ask for the end of a run; at once where nobody carries it out."""
@@ -264,7 +274,7 @@ class Searches:
     def requests(self, run_id: str) -> tuple[Request, ...]:
         """What a run asks of its agent; nothing while it evaluates, after its end and with another proposer."""
         with self._lock:
-            search = self._follow(run_id)
+            search = self._follow(run_id).search
             return search.requests() if isinstance(search, AskTell) else ()
 
     def tell(
@@ -288,32 +298,43 @@ class Searches:
         """The run as Markdown."""
         return markdown(self.result(run_id))
 
-    def _follow(self, run_id: str) -> Search:
-        """The search of a run as its journal stands now, read on from where the last caller left it.
+    def _follow(self, run_id: str) -> _Followed:
+        """A run as its journal stands now, read on from where the last caller left it.
 
         Only for looking at, under the lock: a search that is carried out is loaded anew under the run's lock.
         """
         folder = self._run_folder(run_id)
         followed = self._followed.get(run_id)
         size = (folder / JOURNAL_NAME).stat().st_size
-        if followed is None or size < followed.size:
+        if followed is None or size < followed.size or (followed.search is None and size != followed.size):
             journal = Journal(folder / JOURNAL_NAME)
-            followed = _Followed(search=_search_of(folder, journal), size=size, events=len(journal))
-            self._followed[run_id] = followed
-        elif size > followed.size or isinstance(followed.search, AskTell):
-            events = read_events(folder / JOURNAL_NAME) if size > followed.size else ()
-            followed.search.follow(events[followed.events :])
-            followed.events, followed.size = max(followed.events, len(events)), size
+            followed = _looked_at(_search_of(folder, journal), journal.size)
+        elif followed.search is not None and (size > followed.size or isinstance(followed.search, AskTell)):
+            events, size = read_events_after(folder / JOURNAL_NAME, followed.size)
+            followed.search.follow(events)
+            followed = _looked_at(followed.search, size)
+        self._followed[run_id] = followed
         self._followed.move_to_end(run_id)
         while len(self._followed) > MOST_FOLLOWED:
             self._followed.popitem(last=False)
-        return followed.search
+        return followed
 
     def _run_folder(self, run_id: str) -> Path:
         folder = self._folder / run_id if RUN_ID.fullmatch(run_id) else None
         if folder is None or folder.is_symlink() or not (folder / "run.json").is_file():
             raise InvalidInput(f"no run {run_id[:40]!r} is known here; optiml runs lists them", code="unknown_run")
         return folder
+
+
+def _looked_at(search: Search, size: int) -> _Followed:
+    result = search.result()
+    return _Followed(
+        search=search if result.status in UNDER_WAY else None,
+        size=size,
+        budget=search.spec.evaluations,
+        evaluations=search.evaluations,
+        result=result,
+    )
 
 
 def publish(path: Path, text: str) -> None:

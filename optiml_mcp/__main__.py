@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import logging
 import sys
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from optiml.workbench import Workbench
 
 LOG = logging.getLogger(__name__)
-SWITCH_S = 0.0005  # a search computes in threads beside the event loop: short calls wait a tenth as long for their turn
+SWITCH_S = 0.0005  # questions are answered in threads beside the event loop: each waits a tenth as long for its turn
+MALLOC_OPTIONS = ((-3, 1 << 18), (-8, 2))  # M_MMAP_THRESHOLD, M_ARENA_MAX: see `_keep_memory_steady`
 CLIENTS = ("claude-code", "codex", "cursor", "vscode")
 
 
@@ -74,6 +76,7 @@ def serve_with(
         SetupError: a way of serving that is not available.
     """
     sys.setswitchinterval(SWITCH_S)
+    _keep_memory_steady()
     folders = tuple(folder.resolve() for folder in roots or (Path.cwd(),))
     for folder in folders:
         if not folder.is_dir():
@@ -91,12 +94,30 @@ def serve_with(
 
         return HostedWorkbench(settings)
 
-    server = build_server(make_bench)
+    server = build_server(
+        make_bench,
+        allow_commands=settings.allow_commands,
+        asks_models=settings.chat is not None or settings.text_mixture is not None,
+    )
     if http is None:
         serve_stdio(server)
     from optiml_mcp.http import parse_address, serve_http  # only here: stdio needs no web server
 
     serve_http(server, parse_address(http))
+
+
+def _keep_memory_steady() -> None:
+    """Give large messages back to the system, and let threads share their heaps.
+
+    By itself the C library of Linux keeps the memory of a message of some megabytes once it has freed one, and one
+    heap for each thread that ever allocated; a server that runs for days would hold the peak of each.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return  # another C library
+    for option, value in MALLOC_OPTIONS:
+        mallopt(option, value)
 
 
 def client_config(client: str) -> tuple[str, str]:

@@ -131,11 +131,15 @@ class LazyBench:
             self._bench.close()
 
 
-def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
+def build_server(
+    bench_factory: Callable[[], Workbench], *, allow_commands: bool = False, asks_models: bool = False
+) -> OptimlServer[App]:
     """The server over a workbench that is made when the first tool needs it.
 
     Args:
         bench_factory: makes the workbench; called once, in a worker thread.
+        allow_commands: whether that workbench runs its callers' programs; what the tools say of themselves follows.
+        asks_models: whether it may ask language models beyond this machine; likewise.
     """
 
     @asynccontextmanager
@@ -161,7 +165,10 @@ def build_server(bench_factory: Callable[[], Workbench]) -> OptimlServer[App]:
         instructions=INSTRUCTIONS,
         lifespan=lifespan,
         log_level="WARNING",
-        tools=[_tool(definition) for definition in TOOLS],
+        tools=[
+            _tool(_as_set_up(definition, allow_commands=allow_commands, asks_models=asks_models))
+            for definition in TOOLS
+        ],
     )
     add_resources(server)
     add_prompts(server)
@@ -515,7 +522,7 @@ class Definition:
 
 
 # Four tools only answer: what they keep is a cache of their own. A search writes its folder, and with write_to a file
-# that may exist already. No tool reaches beyond this machine.
+# that may exist already. No tool reaches beyond this machine. What a user sets up may change that: see `_as_set_up`.
 ANSWERS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 SEARCHES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False)
 
@@ -647,6 +654,19 @@ TOOLS = (
         annotations=SEARCHES,
     ),
 )
+
+
+def _as_set_up(definition: Definition, *, allow_commands: bool, asks_models: bool) -> Definition:
+    """The tool with hints that are true of this server."""
+    if definition.name == "profile_ncu" and allow_commands:  # a program may do anything
+        hints = ToolAnnotations(
+            read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
+        )
+    elif definition.name in ("generate_kernel", "judge_patch", "run_mcts") and asks_models:
+        hints = definition.annotations.model_copy(update={"open_world_hint": True})
+    else:
+        return definition
+    return dataclasses.replace(definition, annotations=hints)
 
 
 def _tool(definition: Definition) -> StrictTool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,12 @@ from optiml.records import (
     Judgement,
     Kernel,
     Mismatch,
+    NsightReport,
     Occupancy,
     PathStep,
     Problem,
     Profile,
+    ReportedKernel,
     Reward,
     SearchResult,
     Speedup,
@@ -168,6 +170,19 @@ class FakeWorkbench:
             raise InvalidInput("the source is too long", code="too_large")
         self.kernels[kernel_id(found)] = found
         return found
+
+    def profile_report(self, path: str, **options: Any) -> NsightReport:
+        self.calls.append(f"report {path} {options['kernel_regex']}")
+        kernel = ReportedKernel(
+            name="gemm", grid=(8, 1, 1), block=(256, 1, 1), metrics={"dram__bytes.sum": 1.0}, bottleneck=None,
+            hot_lines=(), findings=(),
+        )  # fmt: skip
+        return NsightReport(
+            summary="one launch", next_action="look", warnings=(), device="an A100", kernels=(kernel,) * 30, total=30
+        )  # fmt: skip
+
+    def profile_command(self, command: Sequence[str], **options: Any) -> NsightReport:
+        raise InvalidInput("commands are not allowed here: start the server with --allow-commands")
 
     def verify(
         self,

@@ -6,8 +6,8 @@ The model is a server on the loopback interface that speaks just enough of the A
 responses API, with streaming. It plays one script, on a kernel that is not built in: generate, verify, profile, judge,
 five rounds of ask and tell, result. Every argument that depends on an earlier answer is taken from what the agent
 showed the model, so an agent that hides or mangles our answers fails the run. The agents come from npm, run with a
-scratch home, a made-up key and proxies that lead nowhere, and are bounded in time. Exit status 0 also where npm is
-missing: the reason is printed.
+scratch home, the configuration that `optiml serve --print-config` prints, a made-up key and proxies that lead nowhere,
+and are bounded in time. Exit status 0 also where npm is missing: the reason is printed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from node import NotHere, install
 from served import conditions
 
 from optiml.diffs import make_diff
+from optiml_mcp.__main__ import client_config
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN_WITHIN_S = 400
@@ -328,8 +329,9 @@ def _server_environment(home: Path) -> dict[str, str]:
 
 
 def _claude(home: Path, url: str, server: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    entry = {"command": sys.executable, "args": ["-m", "optiml_mcp"], "env": server}
-    (home / "mcp.json").write_text(json.dumps({"mcpServers": {"optiml": entry}}), encoding="utf-8")
+    configuration = json.loads(client_config("claude-code")[1])
+    configuration["mcpServers"]["optiml"]["env"] = server
+    (home / "mcp.json").write_text(json.dumps(configuration), encoding="utf-8")
     allowed = ",".join(f"mcp__optiml__{tool}" for tool in TOOLS)
     arguments = ["-p", "Make the hinge kernel faster.", "--mcp-config", str(home / "mcp.json"), "--strict-mcp-config"]
     quiet = {
@@ -344,8 +346,8 @@ def _codex(home: Path, url: str, server: dict[str, str]) -> tuple[list[str], dic
         'model_provider = "scripted"', 'approval_policy = "never"', 'sandbox_mode = "danger-full-access"',
         "[model_providers.scripted]", 'name = "scripted"', f'base_url = "{url}/v1"', 'env_key = "SCRIPTED_KEY"',
         'wire_api = "responses"',
-        "[mcp_servers.optiml]", f"command = {json.dumps(sys.executable)}", 'args = ["-m", "optiml_mcp"]',
-        "startup_timeout_sec = 60", "tool_timeout_sec = 120", "required = true",
+        client_config("codex")[1],
+        "required = true",  # else the first call of a model that answers at once comes before the server is up
         "[mcp_servers.optiml.env]", *(f"{name} = {json.dumps(value)}" for name, value in server.items()),
     ]  # fmt: skip
     folder = home / "codex"

@@ -34,7 +34,7 @@ STAGES = {  # stage -> module beside this file, with run(stage) -> (summary, bar
     "emulator": "gpu_emulator",
     "calibrate": "gpu_calibrate",
 }
-PROBES = {"compute-sanitizer": ("--tool", "memcheck")}
+PROBES = {"compute-sanitizer": ("--tool", "memcheck", "--report-api-errors", "no")}
 PROBE_S = 10.0
 
 

@@ -38,6 +38,11 @@ class Results:
         """What this stage knows already, by name; a stage leaves out what is here."""
         return self._stage["items"]
 
+    def other(self, stage: str) -> dict[str, Item]:
+        """What another stage found, by name; empty where it has not run."""
+        found: dict[str, Item] = self._whole["stages"].get(stage, {}).get("items", {})
+        return found
+
     @property
     def not_run(self) -> dict[str, str]:
         """What could not run, and why."""

@@ -128,6 +128,10 @@ class Caller:
             message = None
         return response.status_code, message
 
+    async def health(self) -> str:
+        """What the server says of its life."""
+        return (await self._client.get(self._url.removesuffix("/mcp") + "/healthz")).text
+
     async def request(self, method: str, **params: Any) -> dict[str, Any]:
         """The message that answers a request: `result` or `error`."""
         self._next += 1

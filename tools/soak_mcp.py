@@ -50,6 +50,7 @@ class Record:
     outcomes: Counter[str] = field(default_factory=Counter)
     cheap_s: list[float] = field(default_factory=list)
     cheap_server_s: list[float] = field(default_factory=list)
+    nothing_s: list[float] = field(default_factory=list)  # calls that ask for nothing: the machine's share
     wrong: list[str] = field(default_factory=list)
     searches: int = 0
     done: int = 0
@@ -78,6 +79,7 @@ def random_call(dice: random.Random, known: dict[str, str]) -> Call:
     junk = dice.choice([None, 5, -1, 2**70, "", "x" * 3000, [], {}, [[[]]], {"a": {"b": 1}}, True, 1e308])
     return dice.choice(
         [
+            Call(kind="health", cheap=False),
             Call(kind="list tools", cheap=True, method="tools/list"),
             Call(kind="list resources", cheap=True, method="resources/list"),
             Call(kind="cached verdict", cheap=True, tool="compile_verify", arguments=known_relu),
@@ -118,7 +120,10 @@ def random_call(dice: random.Random, known: dict[str, str]) -> Call:
 
 async def play(caller: Caller, call: Call, record: Record) -> None:
     begun = time.perf_counter()
-    if call.body is not None:
+    if call.kind == "health":
+        outcome = await caller.health()
+        record.nothing_s.append(time.perf_counter() - begun)
+    elif call.body is not None:
         status, _ = await caller.post(call.body)
         outcome = f"HTTP {status}"
         if not 400 <= status < 500:
@@ -241,6 +246,7 @@ def main() -> int:
         "tracebacks_in_log": log.count("Traceback"),
         "cheap_calls": len(record.cheap_s),
         "cheap_ms": _milliseconds(record.cheap_s),
+        "health_ms": _milliseconds(record.nothing_s),
         "cheap_in_server_ms": _milliseconds(record.cheap_server_s),
         "outcomes": dict(sorted(record.outcomes.items())),
         "wrong": record.wrong[:20],

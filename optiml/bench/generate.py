@@ -225,12 +225,18 @@ class _Runner:
     def _written(
         self, arm: str, prompt: Prompt, model: Model, *, samples: int | None = None, shift: int = 0
     ) -> PromptResult:
-        texts = model.complete(
-            kernel_task(prompt.problem, prompt.text),
-            samples=samples or self.samples,
-            temperature=SPREAD,
-            seed=self.seed + 1000 * shift,
-        )
+        count = samples or self.samples
+        try:
+            texts = model.complete(
+                kernel_task(prompt.problem, prompt.text),
+                samples=count,
+                temperature=SPREAD,
+                seed=self.seed + 1000 * shift,
+            )
+        except ModelFailed as error:
+            if error.code != "model_reply_unusable":
+                raise
+            return self._result(arm, prompt, [("unreadable", False, False)] * count, tokens=None)
         outcomes = []
         for text in texts:
             try:

@@ -26,6 +26,7 @@ _T = r"(?:\^\{?T\}?|\.T\b|\.t\(\)|'|\.transpose\(\))"
 _LEFT = rf"(?:{_V}=)"
 _START = r"(?<![\w\])])(?<![-+*/@^|(])"  # not inside a larger expression
 _END = r"(?![\w\[(])(?!\s*[-+*/@^.|]\s*[\w(\[])"
+_STOP = r"(?![\w\[(])(?!\s*[-+*/@^|])"  # the end of a statement, perhaps of a sentence
 _ROOT_2 = r"(?:sqrtf?\(2(?:\.0f?)?\)|1\.41\d*)"
 _LESS_MAX = r"(?:\s?-\s?(?:m|max\w*(?:\(\w*\))?))?"
 _ROW_COLUMN = r"\[(\w+)(?:,|\]\[)(\w+)\]"
@@ -71,7 +72,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("matmul", rf"\b[A-Z]=[A-Z](?:\s?[@*]\s?|\s?x\s?)[A-Z]\b{_END}"),
     ("matmul", rf"\b(?:[A-Za-z]\w{{0,5}}=)?[A-Z]@[A-Z]\b{_END}"),
     ("matmul", rf"{_START}(?<![=\[,])\b[A-Z][*@][A-Z]\b(?!=|,|\]){_END}"),
-    ("matmul", rf"\bC=AB\b{_END}"),
+    ("matmul", rf"\bC=A\s?B\b{_END}(?!\^)"),
     ("matmul", rf"\b(?:np|torch|jnp|cp)\.(?:matmul|mm)\(\w+,\w+\){_END}"),
     ("vector_add", rf"{_START}{_LEFT}?(?:np|torch|jnp|cp)\.add\(\w+,\w+\){_END}"),
     ("matrix-vector product", r"\b[a-z]=[A-Z]\s?[@*]?\s?[a-z]\b"),
@@ -97,8 +98,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     ("one sum per index", r"\b[a-z]\w*(?:\[[ijk]\]|_[ijk])\s(?:is|equals|holds|contains)\b"),
     ("one sum per index", rf"[A-Za-z]\w*(?:\[\w\]|_[ijk]\b)={_S}\b"),
-    ("dot", rf"\b[a-z]\w*\+=([a-z]\w*){_I}\*(?!\1\b)[a-z]\w*{_I}{_END}"),
-    ("sum", rf"\b(?:sum|total|acc|s|result|out)\+=[a-z]\w*{_I}?{_END}"),
+    ("dot", rf"\b[a-z]\w*\+=([a-z]\w*){_I}\*(?!\1\b)[a-z]\w*{_I}{_STOP}"),
+    ("sum", rf"\b(?:sum|total|acc|s|result|out)\+=[a-z]\w*{_I}?{_STOP}"),
     ("dot", rf"{_LEFT}?{_S}\s?\(?([a-z]\w{{0,5}}){_I}*\s?\*\s?(?!\1\b)([a-z]\w{{0,5}}){_I}*\)?{_END}"),
     ("dot", rf"{_LEFT}?\b([a-z]){_T}\s?(?!\1)[a-z]\b{_END}"),
     ("sum", rf"{_START}{_LEFT}?(?:np\.|torch\.)?sum\([a-z]\w{{0,5}}{_I}?\){_END}"),

@@ -26,8 +26,16 @@ from optiml.generate.sizes import read_sizes
 from optiml.generate.unknown_words import axis_words, check_language, check_unknown_words
 from optiml.generate.vocabulary import GRAMMARS, Grammar
 from optiml.generate.words import tokens
-from optiml.problems.problem import Builtin, builtin_names, check_workload, in_domain, load_builtin, with_dtype
-from optiml.records import DTYPES, Problem, Scalar
+from optiml.problems.problem import (
+    Builtin,
+    builtin_names,
+    check_workload,
+    in_domain,
+    load_builtin,
+    satisfies,
+    with_dtype,
+)
+from optiml.records import DTYPES, Problem, Scalar, Workload
 
 MAX_ASSUMED_ELEMENTS = 1 << 24  # an array of assumed size should fit a laptop
 
@@ -80,6 +88,8 @@ def read_intent(
 def intended_problem(intention: Intention, *, lexicon: Mapping[str, Builtin] | None = None) -> Problem:
     """The Problem of an intention that was not refused; its sizes and scalars become the bench entry.
 
+    Scalars that no workload of the problem has (a window of 7) also become a workload, so that they are verified.
+
     Raises:
         InvalidInput: the sizes do not fit the problem.
     """
@@ -98,7 +108,15 @@ def intended_problem(intention: Intention, *, lexicon: Mapping[str, Builtin] | N
         weight=1.0,
     )
     check_workload(problem, bench, where="sizes")
-    return dataclasses.replace(problem, bench=(bench,))
+    return dataclasses.replace(problem, bench=(bench,), workloads=_with_scalars(problem, bench.scalars))
+
+
+def _with_scalars(problem: Problem, scalars: Mapping[str, Scalar]) -> tuple[Workload, ...]:
+    """The workloads, and a small one with the scalars asked for where none has them: a verdict must cover those."""
+    if not scalars or any(dict(item.scalars) == dict(scalars) for item in problem.workloads):
+        return problem.workloads
+    fitting = [item for item in problem.workloads if satisfies(problem, item.axes, scalars)]
+    return (*problem.workloads, *(dataclasses.replace(item, scalars=scalars) for item in fitting[:1]))
 
 
 def _read(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from optiml.generate import vocabulary as words
-from optiml.generate.phrases import Mention
+from optiml.generate.phrases import Mention, is_light
 from optiml.generate.refusal import Refused, not_built_in, spoken_name
 from optiml.generate.vocabulary import GRAMMARS, UNIQUE, Grammar
 from optiml.generate.words import Token, fold
@@ -183,9 +183,35 @@ def check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: s
             raise Refused(f"the built-in {spoken_name(chosen)} has no {item.text!r} ({item.label})")
         if item.kind == "arithmetic" and item.label not in grammar.explains:
             raise Refused(f"the text asks for {item.text!r}, which is not part of {spoken_name(chosen)}")
+    if chosen in _ONE_RESULT:
+        _check_groups(found, mentions)
     for item in mentions:
         if item.negated and item.kind in ("arithmetic", "operator") and item.label in grammar.needs:
             raise Refused(f"{spoken_name(chosen)} without {item.text!r} is another operator, and that is not built in")
+
+
+_ONE_RESULT = ("sum", "dot", "histogram", "prefix_sum")
+_ELEMENTS = frozenset(  # folded; "each element" asks for nothing more, "each row" for one result each
+    map(
+        fold,
+        """element elements value values entry number item items integer int float double half byte pixel sample index
+        position thread threads block blocks warp warps lane sm iteration launch second bin bins bucket character char
+        key word one of in is time other pair component term occurrence occurs appears i x""".split(),  # noqa: SIM905
+    )
+)
+
+
+def _check_groups(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
+    """Refuse "per channel" and "each customer" of an operator that gives one result for the whole array."""
+    negated = {index for item in mentions if item.negated for index in range(item.first, item.last + 1)}
+    for index, token in enumerate(found):
+        if token.kind != "word" or token.text.lower() not in ("per", "each", "every") or index in negated:
+            continue
+        following = next((item for item in found[index + 1 : index + 4] if not is_light(item)), None)
+        if following is not None and following.kind == "word" and following.folded not in _ELEMENTS:
+            raise Refused(
+                f"'{token.text} {following.text}' may ask for several results; say in other words what to compute"
+            )
 
 
 def _explained(item: Mention, grammar: Grammar, chosen: str) -> bool:

@@ -245,8 +245,9 @@ def with_patterns(found: Sequence[Token], mentions: list[Mention], names: frozen
         )
         if named and whole.kind == "operator":
             continue
+        kept = ("dtype", "foreign") if label == "sum" else ("dtype",)  # "sum of logarithms of all elements"
         mentions = [
-            item for item in mentions if not (item.first == first and item.last < last and item.kind != "dtype")
+            item for item in mentions if not (item.first == first and item.last < last and item.kind not in kept)
         ]
         mentions.append(dataclasses.replace(whole, negated=_is_negated(whole, found)))
     return sorted(mentions, key=lambda item: (item.first, item.last))

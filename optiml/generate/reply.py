@@ -59,6 +59,8 @@ def kernel_in(completion: Completion, problem: Problem) -> Kernel:
     if len(text.encode("utf-8", errors="replace")) > MAX_SOURCE_BYTES:
         raise InvalidInput("the code is larger than 1 MiB: send a shorter one", code="too_large")
     kernel = read_kernel_text(text)
+    if kernel.launcher is not None:
+        raise InvalidInput("a launcher is host code: give launches in the optiml comment instead")
     code = without_comments_and_strings(kernel.source)
     if "<<<" in code or re.search(r"\bmain\s*\(", code):
         raise InvalidInput("the file holds host code: give device code only, and launches in the optiml comment")

@@ -18,7 +18,7 @@ from optiml.codec import kernel_id, problem_digest
 from optiml.device.device import Device, TimedDevice
 from optiml.device.emulated import MODELS, EmulatedDevice
 from optiml.device.plan import BadLaunch
-from optiml.errors import InvalidInput, OptimlError, PtxSyntaxError, SetupError, Unsupported, WorkerDied
+from optiml.errors import InvalidInput, OptimlError, PtxSyntaxError, Unsupported, WorkerDied
 from optiml.measure.baselines import Baselines
 from optiml.measure.compare import metric_changes
 from optiml.measure.counted import INPUT_SEED, CountedProfiler
@@ -138,6 +138,7 @@ class MeasuredProfiler:
         self._baselines = baselines
         self._energy = energy
         self._known_baselines: dict[str, Baselines] = {}
+        self._known_counters: OrderedDict[tuple[str, str, tuple[str, ...] | None], Counters] = OrderedDict()
         self._counted = CountedProfiler() if counted else None
         self._emulators: dict[str, EmulatedDevice] = {}
         self._known: OrderedDict[tuple[str, str, tuple[str, ...] | None], Profile | str] = OrderedDict()
@@ -219,7 +220,7 @@ class MeasuredProfiler:
             contenders.append(contender(rival.kernel, rival.build, problem, bench, device))
         timing = time_together(device, contenders, inputs, budget=budget)
         counted = self._count(kernel, build, problem, device, bench, metrics, timeout_s)
-        read, why_not = self._read(kernel, contenders[0], inputs, device, metrics, timeout_s)
+        read, why_not = self._read(kernel, problem, contenders[0], inputs, device, metrics, timeout_s)
         ratio = None if rival is None else ratio_of(timing, 0, 1)
         table = _data_sheet(device) if self._table is None else self._table(device)
         made = _assembled(kernel, build, problem, device, bench, timing, counted, read, why_not, metrics, table)
@@ -261,8 +262,7 @@ class MeasuredProfiler:
         """The embedded device's profile of the same build, or why there is none."""
         if self._counted is None:
             return "the embedded device was not asked"
-        names = None if metrics is None else tuple(metrics)
-        key = (kernel_id(kernel), problem_digest(dataclasses.replace(problem, bench=bench)), names)
+        key = _place(kernel, problem, bench, metrics)
         if key not in self._known:
             emulator = self._emulator(stand_in(device.info.model, device.info.arch))
             try:
@@ -284,6 +284,7 @@ class MeasuredProfiler:
     def _read(
         self,
         kernel: Kernel,
+        problem: Problem,
         subject: Contender,
         inputs: BenchInputs,
         device: TimedDevice,
@@ -292,11 +293,18 @@ class MeasuredProfiler:
     ) -> tuple[Counters | None, str | None]:
         if self._counters is None:
             return None, None
+        key = _place(kernel, problem, inputs.bench, metrics)
+        if key in self._known_counters:  # of a kernel that is compared again and again
+            return self._known_counters[key], None
         try:
-            return self._counters.read(kernel, subject, inputs, device, metrics=metrics, timeout_s=timeout_s), None
-        except (SetupError, OptimlError) as error:
+            found = self._counters.read(kernel, subject, inputs, device, metrics=metrics, timeout_s=timeout_s)
+        except OptimlError as error:
             LOG.info("no hardware counters: %s", error)
             return None, f"{error.code}: {error}"
+        self._known_counters[key] = found
+        while len(self._known_counters) > COUNTED_IN_MEMORY:
+            self._known_counters.popitem(last=False)
+        return found, None
 
     def close(self) -> None:
         """End the children that count."""
@@ -310,6 +318,14 @@ def stand_in(model: str, arch: str) -> str:
     if model in MODELS:
         return model
     return "h200" if int(arch.removeprefix("sm_").rstrip("a") or 0) >= 90 else "a100"
+
+
+def _place(
+    kernel: Kernel, problem: Problem, bench: tuple[Workload, ...], metrics: Sequence[str] | None
+) -> tuple[str, str, tuple[str, ...] | None]:
+    """Where what is known of a kernel at some sizes is kept in memory."""
+    names = None if metrics is None else tuple(metrics)
+    return kernel_id(kernel), problem_digest(dataclasses.replace(problem, bench=bench)), names
 
 
 def _data_sheet(device: TimedDevice) -> Hardware:

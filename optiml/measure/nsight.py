@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +232,9 @@ def profile_command(
     launch_count: int | None = None,
     timeout_s: float,
 ) -> None:
-    """Profile somebody's program and leave the report at `report`. It runs with all rights of this process.
+    """Profile somebody's program and leave the report at `report`.
+
+    It runs in the working folder of this process, with its environment and all its rights; what it prints is dropped.
 
     Raises:
         InvalidInput: the command is empty.
@@ -248,7 +251,8 @@ def profile_command(
     try:
         log = folder / "ncu.csv"
         argv = command_line(ncu, command, metrics=metrics, log=log, report=report, options=options)
-        ended = _run(argv, folder, timeout_s=timeout_s, environment=dict(os.environ))
+        own = {"TMPDIR": tempfile.gettempdir(), **os.environ}
+        ended = _run(argv, Path.cwd(), timeout_s=timeout_s, environment=own)
         _rows(ended, log)
     finally:
         remove_folder(str(folder))

@@ -27,6 +27,7 @@ Ending = Literal["stop", "length", "repetition"]
 MAX_PERIOD = 64  # tokens in a phrase whose endless repetition is noticed
 REPEATS = 4  # of such a phrase, and at least this many tokens in all:
 REPEATED_TOKENS = 96
+_LOOKED_EVERY = 16  # tokens between two looks for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +364,7 @@ class _Group:
             cut = _stopped(row.text, len(new), self.sampling.stop)
             if cut is not None:
                 row.text, row.ending = row.text[:cut], "stop"
-            elif repeats(row.stream.ids):
+            elif step % _LOOKED_EVERY == 0 and repeats(row.stream.ids):
                 row.ending = "repetition"
             elif step + 1 >= row.budget or self._full(row):
                 row.ending = "length"

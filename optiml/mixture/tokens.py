@@ -12,6 +12,7 @@ from typing import Any
 from optiml.errors import ModelFailed
 
 REPLACEMENT = "\ufffd"  # what a tokenizer shows for bytes that are no character yet
+_REMEMBERED_TOKENS, _REMEMBERED_TEXTS = 2, 1 << 18
 MAX_PENDING = 8  # tokens that may wait for the rest of a character before it is taken as broken
 
 
@@ -50,6 +51,7 @@ class TextTokenizer:
         self.name = name
         self.vocabulary_size = len(tokenizer)
         self.end_id: int | None = tokenizer.eos_token_id
+        self._short_texts: dict[tuple[int, ...], str] = {}
 
     def view(self, text: str, *, start: int = 0) -> View:
         """`text` as tokens; with `start` it goes on from there, so no tokens that mark a beginning are added."""
@@ -59,8 +61,13 @@ class TextTokenizer:
         return View(ids=tuple(encoded["input_ids"]), ends=tuple(reached(encoded["offset_mapping"], start)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens; special ones have none."""
+        """The text of tokens; special ones have none. Those of one or two tokens are remembered."""
+        key = tuple(ids) if len(ids) <= _REMEMBERED_TOKENS else None
+        if key is not None and key in self._short_texts:
+            return self._short_texts[key]
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if key is not None and len(self._short_texts) < _REMEMBERED_TEXTS:
+            self._short_texts[key] = text
         return text
 
 

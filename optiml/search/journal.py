@@ -38,6 +38,11 @@ class Journal:
     def __len__(self) -> int:
         return len(self._events)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the whole lines in the file."""
+        return self._size
+
     def append(self, event: Event) -> None:
         """Write one event and wait until it is on disk."""
         line = (json.dumps(encode(event), separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -65,6 +70,18 @@ def read_events(path: Path) -> tuple[Event, ...]:
         ToolFailed: a line other than the last one is damaged.
     """
     return tuple(_read(path.read_bytes(), path)[0]) if path.exists() else ()
+
+
+def read_events_after(path: Path, size: int) -> tuple[tuple[Event, ...], int]:
+    """The whole events after the first `size` bytes, which are whole lines, and how many bytes are whole lines then.
+
+    Raises:
+        ToolFailed: a line other than the last one is damaged.
+    """
+    with path.open("rb") as file:
+        file.seek(size)
+        events, more = _read(file.read(), path)
+    return tuple(events), size + more
 
 
 def _read(data: bytes, path: Path) -> tuple[list[Event], int]:

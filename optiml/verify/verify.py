@@ -91,7 +91,7 @@ STRAINED = (
 )
 REASON_ORDER: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 MAX_WORKSPACE_BYTES = 1 << 29  # at the sizes of a verification
-CHECKED_AGAIN_COST = 2e8  # operations up to which outputs at bench sizes are compared with the reference
+CHECKED_AGAIN_COST = 4e6  # operations up to which outputs at bench sizes are compared with the reference
 FEW_ELEMENTS = 64  # outputs smaller than this get their magnitude from several seeds
 MAGNITUDE_SEEDS = 8
 VANISHED = 2.0**-48  # an output that much smaller than the inputs is what is left of a difference of equals

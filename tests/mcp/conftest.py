@@ -27,10 +27,10 @@ def bench() -> FakeWorkbench:
 
 @pytest.fixture
 def play(bench: FakeWorkbench, era: str) -> Callable[[Scenario], None]:
-    """Run a scenario against a fresh server over `bench`; it may take 20 s."""
+    """Run a scenario against a fresh server over `bench`; it may take 60 s."""
 
     async def connected(scenario: Scenario) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with Client(build_server(lambda: bench), mode=era) as client:  # type: ignore[arg-type, return-value]
                 await scenario(client)
 

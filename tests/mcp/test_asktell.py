@@ -22,6 +22,7 @@ from optiml.workbench import Workbench
 from optiml_mcp.replies import MAX_REPLY_BYTES, size_of
 from optiml_mcp.server import build_server
 
+pytestmark = pytest.mark.timeout(400)  # processes start slowly where others share the machine
 SCALE = {
     "name": "scale",
     "axes": {"n": {"type": "var", "min": 1}},
@@ -54,7 +55,7 @@ def home(tmp_path: Path) -> Path:
 @contextlib.asynccontextmanager
 async def connected(home: Path, era: str = "auto") -> Any:
     settings = read_settings(environment={}, home=str(home), roots=(home.parent,), trust_reference=True)
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with Client(build_server(lambda: Workbench(settings)), mode=era) as client:  # type: ignore[arg-type]
             yield client
 

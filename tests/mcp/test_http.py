@@ -56,11 +56,11 @@ async def serving_app(names: Sequence[str] = LOOPBACK) -> AsyncIterator[ASGIApp]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(app, {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
         await to_app.send({"type": "lifespan.startup"})
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await started.wait()
         yield app
         await to_app.send({"type": "lifespan.shutdown"})
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await stopped.wait()
         tasks.cancel_scope.cancel()
     to_app.close()
@@ -221,7 +221,7 @@ def test_a_body_that_never_ends_is_cut_off_at_the_limit() -> None:
             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8765),
         }  # fmt: skip
         async with serving_app() as app:
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await app(scope, receive, send)
         assert statuses == [413]
 

@@ -16,7 +16,8 @@ import pytest
 from test_asktell import COALESCED, SCALE, SEED, call, program
 
 TOOLS = Path(__file__).parents[2] / "tools"
-PATIENCE_S = 60
+PATIENCE_S = 200
+pytestmark = pytest.mark.timeout(400)  # processes start slowly where others share the machine
 SLOW_PROBLEM = "layernorm"
 
 

@@ -14,7 +14,7 @@ import pytest
 from fakes import RELU
 
 HERE = Path(__file__).parent
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 class Program:

@@ -1,6 +1,8 @@
 """The five tools over a fake workbench, in both protocol eras."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from mcp import Client
 from mcp.types import CallToolResult
 
 from optiml_mcp.replies import MAX_REPLY_BYTES, size_of
+from optiml_mcp.server import build_server
 
 Play = Callable[[Callable[[Client], Any]], None]
 FIVE = ["compile_verify", "profile_ncu", "judge_patch", "generate_kernel", "run_mcts"]
@@ -140,6 +143,16 @@ def test_a_profile_against_a_baseline_carries_the_comparison(play: Play) -> None
     async def scenario(client: Client) -> None:
         profile = await answer(client, "profile_ncu", kernel=FASTER_RELU, problem="relu", baseline=RELU)
         assert profile["comparison"]["verdict"] == "faster"
+
+    play(scenario)
+
+
+def test_a_report_is_read_instead_of_a_kernel_and_a_command_only_where_allowed(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        report = await answer(client, "profile_ncu", report="run.ncu-rep", kernel_regex="gemm")
+        assert (report["kernels"][0]["name"], report["total"]) == ("gemm", 30)
+        assert len(json.dumps(report)) <= 8000
+        assert "--allow-commands" in await refusal(client, "profile_ncu", command=["./train"], launch_count=2)
 
     play(scenario)
 
@@ -294,6 +307,36 @@ def test_a_defect_of_ours_says_nothing_of_its_inside(
         assert "secret" not in text
 
     play(scenario)
+
+
+# --- what the tools say of themselves --------------------------------------------------------------------------------
+def test_the_hints_follow_what_the_user_has_set_up(bench: FakeWorkbench) -> None:
+    async def hints(**set_up: bool) -> dict[str, tuple[bool | None, ...]]:
+        async with Client(build_server(lambda: bench, **set_up)) as client:  # type: ignore[arg-type, return-value]
+            listed = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+        return {
+            name: (said.read_only_hint, said.destructive_hint, said.idempotent_hint, said.open_world_hint)
+            for name, said in listed.items()
+            if said is not None
+        }
+
+    plain = anyio.run(lambda: hints())
+    assert [said[3] for said in plain.values()] == [False] * 5
+    commands = anyio.run(lambda: hints(allow_commands=True))
+    assert commands["profile_ncu"] == (False, True, False, True)
+    assert {name for name in plain if plain[name] != commands[name]} == {"profile_ncu"}
+    models = anyio.run(lambda: hints(asks_models=True))
+    assert {name for name, said in models.items() if said[3]} == {"generate_kernel", "judge_patch", "run_mcts"}
+
+
+def test_starting_the_server_loads_no_library_that_only_a_tool_needs() -> None:
+    heavy = ("torch", "transformers", "pycuda", "ncu_report", "numpy", "cuda", "httpx", "diskcache", "tree_sitter")
+    program = (
+        "import sys, optiml_mcp.__main__; from optiml_mcp.server import build_server; build_server(lambda: None)\n"
+        f"print([name for name in {(*heavy, 'optiml.workbench')} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 # --- long calls ------------------------------------------------------------------------------------------------------

@@ -26,13 +26,15 @@ FAILED = "==ERROR== The application returned an error code (1).\n"
 
 SCRIPT = """\
 #!{python} -S
-import sys, time
+import os, sys, time
 args = sys.argv[1:]
 if args == ["--version"]:
     sys.stdout.write({version!r})
     sys.exit(0)
 with open({calls!r}, "a") as calls:
     calls.write("\\x00".join(args) + "\\n")
+with open({where!r}, "w") as where:
+    where.write(os.getcwd())
 if {hang!r}:
     time.sleep(600)
 sys.stdout.write({stdout!r})
@@ -52,13 +54,15 @@ def fake_ncu(
     hang: bool = False,
     version: str = VERSION,
 ) -> Path:
-    """Write the program into `folder`; it appends its arguments to `folder/calls`, parted by NUL."""
+    """Write the program into `folder`; it appends its arguments to `folder/calls`, parted by NUL, and
+    leaves its working folder in `folder/where`."""
     path = folder / "ncu"
     path.write_text(
         SCRIPT.format(
             python=sys.executable,
             version=version,
             calls=str(folder / "calls"),
+            where=str(folder / "where"),
             hang=hang,
             stdout=stdout,
             table=None if table is None else str(table),

@@ -336,3 +336,12 @@ def test_the_intended_problem_carries_sizes_scalars_and_dtype_in_its_bench() -> 
 def test_a_refused_intention_has_no_problem() -> None:
     with pytest.raises(InvalidInput, match="no problem"):
         intended_problem(dataclasses.replace(read_intent("sort"), assumed=()))
+
+
+def test_scalars_that_were_asked_for_are_among_those_that_a_verdict_covers() -> None:
+    problem = intended_problem(read_intent("3d max pooling with window 4, stride 3 and no padding"))
+    asked = {"window": 4, "stride": 3, "padding": 0}
+    assert problem.bench[0].scalars == asked
+    assert asked in [dict(item.scalars) for item in problem.workloads]
+    known = intended_problem(read_intent("softmax of 512 rows of 1000"))
+    assert known.workloads == load_builtin("softmax").problem.workloads

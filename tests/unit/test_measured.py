@@ -30,8 +30,10 @@ class Reader:
 
     def __init__(self, answer: Counters | SetupError) -> None:
         self._answer = answer
+        self.calls = 0
 
     def read(self, *_: Any, **__: Any) -> Counters:
+        self.calls += 1
         if isinstance(self._answer, SetupError):
             raise self._answer
         return self._answer
@@ -61,6 +63,14 @@ def test_counters_of_the_hardware_are_labelled_and_missing_ones_stay_unknown() -
     profile = profiled(ScriptedGpu(56.0), MeasuredProfiler(counters=reader, counted=False))
     assert profile.metrics == {"dram__bytes.sum": 1.3e8, "sm__odd": None}
     assert profile.metric_source == {"dram__bytes.sum": "ncu"}
+
+
+def test_counters_of_a_kernel_are_read_once_however_often_it_is_timed() -> None:
+    reader = Reader(Counters(values={"dram__bytes.sum": 1.3e8}))
+    profiler = MeasuredProfiler(counters=reader, counted=False)
+    first, second = (profiled(ScriptedGpu(56.0), profiler) for _ in range(2))
+    assert first.metrics == second.metrics
+    assert reader.calls == 1
 
 
 def test_without_the_permission_to_read_counters_the_rest_of_the_profile_stands() -> None:

@@ -207,13 +207,17 @@ def test_one_bad_kernel_does_not_cost_the_others_their_metrics(tmp_path: Path, m
     assert [isinstance(answer, ToolFailed) for answer in answers] == [False, True, False, False]
 
 
-def test_a_command_runs_with_the_filters_asked_for(tmp_path: Path) -> None:
+def test_a_command_runs_where_its_user_is_with_the_filters_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     ncu = Ncu(path=str(fake_ncu(tmp_path, table=TABLE)), version="2025.3.1")
     profile_command(
         ncu, ["./train", "--steps", "2"], metrics=("dram__bytes.sum",), report=tmp_path / "out", timeout_s=20.0,
         kernel_regex="gemm.*", launch_skip=3, launch_count=1,
     )  # fmt: skip
     (argv,) = calls_of(tmp_path)
+    assert (tmp_path / "where").read_text() == str(tmp_path)
     assert argv[-3:] == ["./train", "--steps", "2"]
     assert "--kernel-name\0regex:gemm.*\0--launch-skip\0003\0--launch-count\0001" in "\0".join(argv)
     with pytest.raises(InvalidInput, match="command is empty"):

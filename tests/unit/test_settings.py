@@ -190,3 +190,40 @@ def test_a_key_that_is_not_where_it_should_be_fails_without_showing_where(tmp_pa
     assert str(tmp_path) not in str(caught.value)
     with pytest.raises(ModelFailed, match="KEY"):
         ModelEndpoint(key_env="KEY").read_key({"KEY": content or ""})
+
+
+def test_a_text_mixture_names_its_experts(home: Path) -> None:
+    toml = """
+[text_mixture]
+active = 1
+[[text_mixture.expert]]
+name = "a"
+url = "https://a/v1"
+good_at = "reductions"
+[[text_mixture.expert]]
+name = "b"
+url = "https://b/v1"
+api = "anthropic"
+timeout_s = 7
+"""
+    mixture = read(home, toml).text_mixture
+    assert mixture is not None
+    assert (mixture.active, [item.api for item in mixture.experts]) == (1, ["openai", "anthropic"])
+    assert mixture.experts[1].timeout_s == 7.0
+
+
+@pytest.mark.parametrize(
+    ("toml", "told"),
+    [
+        ("[text_mixture]\nactive = 2", "at least two experts"),
+        ('[text_mixture]\nexpert = [{name = "a"}]', "at least two experts"),
+        ('[text_mixture]\nactive = 3\nexpert = [{name = "a"}, {name = "b"}]', "from 1 to 2"),
+        ('[text_mixture]\nexpert = [{name = "a"}, {nmae = "b"}]', "'name'"),
+        ('[chat]\napi = "soap"', "openai, anthropic"),
+        ("[chat]\ntimeout_s = 0", "seconds"),
+    ],
+)
+def test_a_mistake_in_the_models_is_named(home: Path, toml: str, told: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(home, toml)
+    assert told in str(caught.value)

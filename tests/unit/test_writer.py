@@ -108,6 +108,7 @@ def test_one_kernel_is_found_whatever_stands_around_it(text: str) -> None:
         (fenced(PLAN + CODE) + fenced(PLAN + WRONG), "stop", "2 code blocks"),
         (fenced(PLAN + CODE + "int main() { return 0; }"), "stop", "host code"),
         (fenced(PLAN + CODE + "void go() { relu<<<1, 1>>>(0, 0, 0); }"), "stop", "host code"),
+        (fenced('/* optiml\nlauncher = "go"\n*/\n' + CODE), "stop", "launcher"),
         (fenced(PLAN.replace("grid", "gird") + CODE), "stop", "gird"),
         (fenced(PLAN.replace('"n"]', '"m"]') + CODE), "stop", "'m'"),
         (fenced(PLAN.replace("[256]", "[") + CODE), "stop", "not TOML"),
