@@ -45,7 +45,7 @@ from optiml.measure.nsight import combined, open_ncu, profile_each
 from optiml.problems.data import draw, storage_dtype
 from optiml.problems.problem import builtin_names, kernel_from_text, load_builtin, main_dtype
 from optiml.ptx import parse
-from optiml.records import Build, Kernel, Launch, Problem, Workload
+from optiml.records import Build, DeviceInfo, Kernel, Launch, Problem, Workload
 from optiml.toolchain.nvrtc import CompileFailure, Compiler
 from optiml.toolchain.signatures import with_launches
 from optiml.verify.inputs import cost
@@ -141,7 +141,7 @@ class Subject:
 
 
 # --- what is compared ------------------------------------------------------------------------------------------------
-def builtin_subjects(compiler: Compiler, arch: str, only: str | None) -> list[Subject]:
+def builtin_subjects(compiler: Compiler, arch: str, limits: DeviceInfo, only: str | None) -> list[Subject]:
     """Seeds and strategies at the dearest of the problem's small cases."""
     found = []
     for name in builtin_names():
@@ -155,7 +155,7 @@ def builtin_subjects(compiler: Compiler, arch: str, only: str | None) -> list[Su
         workload = _dearest(problem)
         for label, kernel in kernels.items():
             if only is None or only in label:
-                found += _built_in(compiler, arch, label, kernel, problem, workload)
+                found += _built_in(compiler, arch, limits, label, kernel, problem, workload)
     return found
 
 
@@ -165,7 +165,13 @@ def _dearest(problem: Problem) -> Workload:
 
 
 def _built_in(
-    compiler: Compiler, arch: str, label: str, kernel: Kernel, problem: Problem, workload: Workload
+    compiler: Compiler,
+    arch: str,
+    limits: DeviceInfo,
+    label: str,
+    kernel: Kernel,
+    problem: Problem,
+    workload: Workload,
 ) -> list[Subject]:  # fmt: skip
     kernel = dataclasses.replace(with_launches(kernel, problem)[0], flags=(*kernel.flags, "-fmad=false"))
     build = compiler.compile(kernel, arch)
@@ -173,7 +179,7 @@ def _built_in(
         print(f"{label}: does not compile: {build.detail}", file=sys.stderr)
         return []
     try:
-        plan = resolve_plan(kernel, build, problem, workload, MODELS["h200"])
+        plan = resolve_plan(kernel, build, problem, workload, limits)
     except OptimlError as error:
         print(f"{label}: {error}", file=sys.stderr)
         return []
@@ -498,12 +504,12 @@ def compare_counts(mine: Mapping[str, Any], theirs: Mapping[str, Any], code: str
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
-def gather(only: str | None, arch: str) -> list[Subject]:
+def gather(only: str | None, arch: str, limits: DeviceInfo) -> list[Subject]:
     compiler = Compiler()
     try:
         return [
             *probe_subjects(compiler, arch, only),
-            *builtin_subjects(compiler, arch, only),
+            *builtin_subjects(compiler, arch, limits, only),
             *corpus_subjects(compiler, arch, only),
         ]
     finally:
@@ -517,7 +523,7 @@ def check(
     started = time.monotonic()
     gpu = find_gpus()[0]
     model = stand_in(gpu.info.model, gpu.arch)
-    subjects = [subject for subject in gather(only, gpu.arch) if subject.name not in leave_out]
+    subjects = [subject for subject in gather(only, gpu.arch, gpu.info) if subject.name not in leave_out]
     note(started, f"{len(subjects)} kernels compiled")
     emulated = emulate(subjects, model)
     note(started, "emulated")
@@ -627,7 +633,7 @@ def note(started: float, text: str) -> None:
 def emulator_only(only: str | None) -> None:
     """Without a GPU: which kernels compile and run on the emulator, and how long that takes."""
     started = time.monotonic()
-    subjects = gather(only, "sm_90")
+    subjects = gather(only, "sm_90", MODELS["h200"])
     note(started, f"{len(subjects)} kernels compiled")
     for subject, answer in zip(subjects, emulate(subjects, "h200"), strict=True):
         if isinstance(answer, str):

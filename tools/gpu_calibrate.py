@@ -7,6 +7,8 @@ from typing import Any
 import calibrate
 from gpu_stage import ROOT, Stage
 
+from optiml.measure.measured import stand_in
+
 LEAST_SPEARMAN = 0.7
 LEAST_PROBLEMS = 8
 LEAST_FASTER = 0.8
@@ -15,7 +17,7 @@ FIT_S = 200.0  # of the stage's time are kept for counting and fitting
 
 def run(stage: Stage) -> tuple[dict[str, Any], list[str]]:
     """Measure (or read what an earlier run measured), fit, judge on held-out problems."""
-    model = stage.gpu.info.model
+    model = stand_in(stage.gpu.info.model, stage.gpu.arch)
     times = ROOT / "benchmarks" / f"{stage.gpu.name.lower().removeprefix('nvidia ').replace(' ', '-')}_times.json"
     data = calibrate.gather(times, arch=stage.gpu.arch, model=model, seconds=max(30.0, stage.left_s - FIT_S))
     record = calibrate.calibrate(data, model)

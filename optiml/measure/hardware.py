@@ -99,7 +99,7 @@ class Hardware:
 
 _TUNING = "NVIDIA tuning guide and CUDA programming guide, table of compute capabilities"
 _THROUGHPUT = "CUDA programming guide, throughput of native arithmetic instructions"
-_MEASURED = "micro-benchmarks on one H200; assumed for other GPUs"
+_MEASURED = "micro-benchmarks on one H200, whose own values were then fitted to timed kernels; assumed for other GPUs"
 SOURCES: Mapping[str, str] = {
     "sms": "NVIDIA data sheet", "registers_per_sm": _TUNING, "max_registers_per_thread": _TUNING,
     "register_unit_per_warp": "CUDA occupancy calculator", "shared_bytes_per_sm": _TUNING,
@@ -107,7 +107,8 @@ SOURCES: Mapping[str, str] = {
     "shared_reserved_bytes": _TUNING, "l1_shared_bytes": _TUNING, "l2_bytes": "NVIDIA data sheet",
     "max_threads_per_sm": _TUNING, "max_threads_per_block": _TUNING, "max_blocks_per_sm": _TUNING,
     "max_warps_per_sm": _TUNING, "clock_hz": "boost clock of the data sheet; H200 seen at 1980 MHz",
-    "dram_bytes_per_s": "NVIDIA data sheet", "dram_efficiency": "a 1 GiB copy on one H200: 4.23 of 4.8 TB/s",
+    "dram_bytes_per_s": "NVIDIA data sheet",
+    "dram_efficiency": "a 1 GiB copy on one H200: 4.23 of 4.8 TB/s; fitted for the H200",
     "l2_bytes_per_s": _MEASURED, "sm_l2_bytes_per_clock": "64 B a clock and SM, architecture white paper",
     "schedulers_per_sm": "architecture white paper", "fp32_lanes": _THROUGHPUT, "int_lanes": _THROUGHPUT,
     "fp16_lanes": _THROUGHPUT + " (256 packed results)", "fp64_lanes": _THROUGHPUT, "sfu_lanes": _THROUGHPUT,

@@ -33,7 +33,10 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     try:
         report = ncu_report.load_report(header["path"])
     except (OSError, RuntimeError, ValueError, TypeError) as error:
-        raise InvalidInput("the report cannot be read: the file is damaged, or no report at all") from error
+        raise InvalidInput(
+            "the report cannot be read: it is damaged, no report at all, or of a newer Nsight Compute than this "
+            "ncu-report (pip install --upgrade ncu-report)"
+        ) from error
     actions = [] if report is None else list(_actions(report))
     wanted = None if header["regex"] is None else re.compile(header["regex"])
     matching = [action for action in actions if wanted is None or any(wanted.search(name) for name in _names(action))]
