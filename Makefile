@@ -1,4 +1,4 @@
-.PHONY: check test gpu bench conformance inspector agents bench-mcp soak
+.PHONY: check test gpu bench conformance inspector agents bench-mcp soak sanitize corpus fuzz
 check:
 	ruff check .
 	ruff format --check optiml optiml_mcp tools tests
@@ -7,6 +7,14 @@ test:
 	pytest
 gpu:
 	pytest -m gpu
+# The native engine under AddressSanitizer and UBSan; several minutes.
+sanitize:
+	python tools/sanitize.py
+# What nvcc and NVRTC for sm_90 make of the corpus, through the tests of its kernels.
+corpus:
+	for text in compute_90 sm_80 sm_90; do OPTIML_CORPUS=$$text pytest -q tests/emulator/test_corpus_a.py tests/emulator/test_corpus_bc.py || exit 1; done
+fuzz:
+	python tools/fuzz_ptx.py --inputs 100000
 bench:
 	python tools/bench_ptx.py --json
 # The npm suites of MCP; they skip with a reason where npm is missing. Packages are kept in build/node.

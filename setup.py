@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 
@@ -13,6 +14,11 @@ SOURCES = Path("optiml/ptx/csrc")
 LEVELS = {"ptx_engine.c": "-O2", "ptx_engine_avx2.c": "-O3", "ptx_handlers.c": "-O1", "ptx_handlers_avx2.c": "-O3"}
 FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fwrapv",
          "-g0"]  # fmt: skip
+if os.environ.get("OPTIML_SANITIZE"):  # see tools/sanitize.py
+    FLAGS += ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer", "-g1"]
+    quick = os.environ["OPTIML_SANITIZE"] == "quick"  # without the AVX2 variant, compiled fast and not for speed
+    FLAGS += ["-DPLAIN_ONLY"] if quick else []
+    LEVELS = dict.fromkeys(LEVELS, "-O0" if quick else "-O1")
 
 
 class BuildEngine(build_ext):

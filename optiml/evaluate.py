@@ -39,6 +39,7 @@ from optiml.verify.verify import Verifier
 Depth = Literal["reduced", "full", "confirm"]
 BUILDS_IN_MEMORY = 256
 PROFILE_TIMEOUT_S = 60.0
+VERDICT_RULES = 2  # of the verifier: a stored verdict is worth what was looked at then
 TIMED_BUDGET = Budget(seconds=0.2, most_rounds=20)  # of the timed runs whose outputs are checked
 LEAST_BELIEVED = 0.95  # a time below this share of what is possible is not believed
 _BINARY_FIELDS = ("cubin", "launcher_library", "recorder")  # of a build, kept as base64
@@ -227,6 +228,7 @@ class Evaluator:
     ) -> str:
         return cache_key(
             "verdict",
+            rules=VERDICT_RULES,
             kernel=kernel_id(kernel),
             problem=problem_digest(problem),
             level=level,

@@ -50,7 +50,17 @@ def cases(quick: bool) -> list[tuple[str, str, tuple[int, int, int], tuple[int, 
         (f"softmax {rows}", "softmax", (rows, 1, 1), (256, 1, 1), [floats(rows, 1024), floats(rows, 1024)], [1024]),
     ]
     if not quick:
+        volume = (8, 32, 64, 64)
+        pooled = [floats(*volume), floats(8, 15, 31, 31)]
         found += [
+            (
+                "maxpool3d 8x32x64x64",
+                "maxpool3d",
+                (-(-pooled[1].size // 256), 1, 1),
+                (256, 1, 1),
+                pooled,
+                [*volume, 3, 2],
+            ),
             ("matmul_naive 512", "matmul_naive", (32, 32, 1), (16, 16, 1), square[512], [512]),
             ("matmul_tiled 512", "matmul_tiled", (32, 32, 1), (16, 16, 1), square[512], [512]),
         ]
@@ -105,6 +115,7 @@ def main() -> None:
             wall, cpu, result = measure(kernel, grid, block, arrays, integers, "auto", 3, extra)
             row[mode] = {"engine": result.engine, "wall_s": round(wall, 4), "cpu_s": round(cpu, 4),
                          "ti_per_s": round(row["thread_instructions"] / cpu)}  # fmt: skip
+            row[mode]["times_off"] = round(cpu / row["off"]["cpu_s"], 2)
         if options.numpy:
             wall, cpu, result = measure(kernel, grid, block, arrays, integers, "numpy", 1, {})
             row["numpy"] = {"engine": result.engine, "wall_s": round(wall, 4), "cpu_s": round(cpu, 4),

@@ -184,7 +184,7 @@ class Judge:
         """`killed` with the reason, `equivalent`, `survived`, or `stillborn` where the engine cannot run it."""
         changed = dataclasses.replace(build, ptx=mutant.ptx)
         try:
-            verdict = self.verifier.verify(kernel, problem, level="L1", seed=seed, build=changed)
+            verdict = self.verifier.verify(kernel, problem, level="L1", seed=seed, build=changed, explain=False)
         except OptimlError as error:
             return {"result": "stillborn", "reason": str(error)[:160]}
         if verdict.status == "rejected":

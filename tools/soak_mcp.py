@@ -51,6 +51,7 @@ class Record:
     cheap_s: list[float] = field(default_factory=list)
     cheap_server_s: list[float] = field(default_factory=list)
     nothing_s: list[float] = field(default_factory=list)  # calls that ask for nothing: the machine's share
+    kinds_s: dict[str, list[float]] = field(default_factory=dict)  # of the cheap calls
     wrong: list[str] = field(default_factory=list)
     searches: int = 0
     done: int = 0
@@ -145,6 +146,7 @@ async def play(caller: Caller, call: Call, record: Record) -> None:
             record.cheap_server_s.append(in_server)
     if call.cheap:
         record.cheap_s.append(time.perf_counter() - begun)
+        record.kinds_s.setdefault(call.kind, []).append(record.cheap_s[-1])
     record.outcomes[f"{call.kind}: {outcome}"] += 1
     record.done += 1
 
@@ -246,6 +248,7 @@ def main() -> int:
         "tracebacks_in_log": log.count("Traceback"),
         "cheap_calls": len(record.cheap_s),
         "cheap_ms": _milliseconds(record.cheap_s),
+        "cheap_ms_by_kind": {kind: _milliseconds(times) for kind, times in sorted(record.kinds_s.items())},
         "health_ms": _milliseconds(record.nothing_s),
         "cheap_in_server_ms": _milliseconds(record.cheap_server_s),
         "outcomes": dict(sorted(record.outcomes.items())),

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from optiml.errors import Unsupported
 from optiml.ptx import opcodes
 from optiml.ptx.accesses import Accesses
 from optiml.ptx.closures import (
@@ -61,7 +62,10 @@ def program_of(module: Module, kernel: str, *, counting: bool, aligned: frozense
     key = (kernel, counting, aligned)
     program = known.get(key)
     if program is None:
-        program = known[key] = Lowering(module, module.functions[kernel], counting, aligned).program
+        try:
+            program = known[key] = Lowering(module, module.functions[kernel], counting, aligned).program
+        except opcodes.MALFORMED as error:
+            raise Unsupported(f"the operands of an instruction of {kernel}") from error
     return program
 
 

@@ -27,6 +27,8 @@ BATCH_BYTES = 1 << 28  # shared and local memory of one batch
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
+MAX_SHARED_BYTES = 228 * 1024  # of a block, on any GPU so far
+MAX_LOCAL_BYTES = 512 * 1024  # of a thread (CUDA programming guide, "technical specifications per compute capability")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,10 @@ class Machine:
         """Reserve zeroed memory and return its device address, in a range of its own of 2**36 bytes."""
         if not 0 <= nbytes < 1 << WINDOW_BITS:
             raise InvalidInput(f"an allocation of {nbytes} bytes is out of range")
-        allocation = Allocation(self._next, nbytes, name)
+        try:
+            allocation = Allocation(self._next, nbytes, name)
+        except MemoryError:
+            raise InvalidInput(f"an allocation of {nbytes} bytes does not fit in memory") from None
         self._memory[allocation.number] = allocation
         self._next += 1
         return allocation.base
@@ -194,6 +199,7 @@ class Machine:
         parameters = _parameter_area(function, args)
         native = execute.native_program(loaded.module, kernel) if self._engine == "auto" else None
         if native is not None:
+            _check_local(native.program, kernel)
             return self._launch_natively(
                 native, loaded, grid=grid, block=block, shared=shared, dynamic=shared_bytes, total=total,
                 parameters=parameters, count=count, blocks=blocks, limits=limits, checks=checks,
@@ -205,6 +211,7 @@ class Machine:
             if len(value) == 8 and value[0] % ALIGNMENT == 0
         )
         program = program_of(loaded.module, kernel, counting=count, aligned=aligned)
+        _check_local(program, kernel)
         recorder = None
         if count:
             share = limits.l1_bytes // max(1, limits.resident_blocks)
@@ -280,6 +287,13 @@ class Machine:
         return LaunchResult(counters=counters, printf=printed, blocks_total=total, blocks_run=ran, engine="native")
 
 
+def _check_local(program: Program, kernel: str) -> None:
+    if program.local_bytes > MAX_LOCAL_BYTES:
+        raise InvalidInput(
+            f"{kernel} needs {program.local_bytes} bytes of local memory a thread; {MAX_LOCAL_BYTES} exist"
+        )
+
+
 def _check_cooperative(total: int, block: tuple[int, int, int], shared: int) -> None:
     """Refuse a grid-wide barrier over more blocks than fit in memory together."""
     pitch = -(-block[0] * block[1] * block[2] // WARP) * WARP
@@ -308,8 +322,10 @@ def _check_call(
     required = function.required_threads
     if required is not None and tuple(block) != required:
         raise InvalidInput(f"a block of {tuple(block)}, but {function.name} requires {required} threads")
-    if shared_bytes < 0:
-        raise InvalidInput(f"{shared_bytes} bytes of shared memory")
+    if not 0 <= shared_bytes <= MAX_SHARED_BYTES - function.static_shared_bytes:
+        raise InvalidInput(
+            f"{shared_bytes} bytes of dynamic and {function.static_shared_bytes} of static shared memory"
+        )
     if len(args) != len(function.params):
         raise InvalidInput(f"{function.name} has {len(function.params)} parameters, {len(args)} were given")
     for param, content in zip(function.params, args, strict=True):

@@ -44,6 +44,14 @@ class UnknownForm(Exception):
     """The row of this family does not cover this spelling."""
 
 
+# What a lowering raises for an instruction whose operands are not those of its opcode: too few, of another sort, out of
+# range. Callers turn them into `Unsupported`, so that malformed text costs an error and not a process.
+MALFORMED = (
+    UnknownForm, KeyError, IndexError, ValueError, OverflowError, AttributeError, TypeError, AssertionError,
+    RecursionError,
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pure:
     """An operation without side effects: tokens of its operands and result, and the function.

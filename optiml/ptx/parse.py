@@ -200,7 +200,11 @@ def parse(text: str) -> Module:
     Raises:
         PtxSyntaxError: naming the line of `text` that cannot be read.
     """
-    return _Parser(text).module()
+    parser = _Parser(text)
+    try:
+        return parser.module()
+    except (ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
+        raise parser.fail("a number, a name or a list of operands is out of place") from error
 
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)

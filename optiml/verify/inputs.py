@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from optiml.errors import InvalidInput
 from optiml.expressions import evaluate, evaluate_float, names_in
 from optiml.problems.data import is_float
 from optiml.problems.problem import INT32_MAX, in_domain, named_distributions, names_of, satisfies
-from optiml.records import Axis, Distribution, Problem, Scalar, Workload
+from optiml.records import Axis, Distribution, Problem, Scalar, Size, Workload
 
 # Ones, primes, powers of two and their neighbours, and what lies beside common block sizes.
 INTERESTING = (
@@ -34,6 +35,7 @@ BIG_ELEMENTS = 1 << 20  # of the one hidden case that comes near the sizes of `b
 BIG_FLOPS = 5e7
 PROBED_COST = 2e5  # of the cases whose single elements are changed
 PROBED_CASES = 2
+BLOCK_CASES = 8  # hidden cases beside multiples of the kernel's own blocks
 MOST_SMALLER = 28  # sizes of one axis that are tried on the way to the smallest that fails
 
 
@@ -123,6 +125,46 @@ def hidden_cases(problem: Problem, rng: random.Random, *, reduced: bool) -> tupl
     )
 
 
+def block_cases(problem: Problem, extents: Sequence[int], rng: random.Random) -> tuple[Case, ...]:
+    """Small sizes beside multiples of what the kernel itself works in: its blocks, warps and tiles.
+
+    Args:
+        extents: block extents and whole-number params of the kernel.
+    """
+    variable = [name for name, axis in problem.axes.items() if axis.type == "var"]
+    choices = {
+        name: named_distributions(problem, name) for name, tensor in problem.inputs.items() if tensor.shape is not None
+    }
+    if not variable or not all(choices.values()):
+        return ()
+    units = sorted({extent for extent in extents if 2 <= extent <= 1024} | {4})
+    limit = max(COST_REACH * max(cost(problem, w) for w in problem.workloads), LEAST_COST_REACH)
+    scalars = [dict(w.scalars) for w in (*problem.workloads, *problem.bench)]
+    found: list[Case] = []
+    for attempt in range(40 * BLOCK_CASES):
+        if len(found) == BLOCK_CASES:
+            break
+        given = scalars[attempt % len(scalars)]
+        long = variable[attempt % len(variable)]
+        axes = {}
+        for name in variable:
+            if name == long or rng.random() < 0.3:
+                size = rng.choice(units) * rng.choice((1, 1, 2, 2, 3, 4)) + rng.choice((-1, 0, 1, 1))
+            else:
+                size = rng.randint(1, 12)
+            step = problem.axes[name].multiple_of or 1
+            options = problem.axes[name].choices
+            axes[name] = rng.choice(options) if options else max(size // step, 1) * step
+        axes = _with_equalities(problem, axes, given)
+        if not all(in_domain(problem.axes[name], size) for name, size in axes.items()):
+            continue
+        if _usable(problem, axes, given, limit):
+            inputs = {name: specs[attempt % len(specs)] for name, specs in choices.items()}
+            workload = Workload(axes=axes, scalars=given, inputs=inputs)
+            found.append(Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=1))
+    return tuple(found)
+
+
 def _with_probes(problem: Problem, cases: Sequence[Case], sizes: int) -> list[Case]:
     """The cases, the two dearest affordable ones among the first `sizes` probed."""
     costs = {index: cost(problem, case.workload) for index, case in enumerate(cases[:sizes])}
@@ -149,9 +191,24 @@ def _low_cases(problem: Problem, cases: Sequence[Case], rng: random.Random) -> I
 
 
 def _big_case(problem: Problem, cases: Sequence[Case], rng: random.Random) -> Iterator[Case]:
-    """The sizes of `bench`, brought down to what can be run: what gives up beyond some size shows there."""
+    """The sizes of `bench`, brought down to what can be run: what gives up beyond some size shows there.
+
+    Without `bench` the dearest workload is doubled instead, unless that would lengthen sums that the problem does not
+    tell the length of.
+    """
     entry = problem.bench[0] if problem.bench else max(problem.workloads, key=lambda item: cost(problem, item))
     axes = dict(entry.axes)
+    if not problem.bench:
+        if problem.accumulation is None and _gathers(problem, entry):
+            return
+        for _ in range(24):
+            name = min((item for item in axes if problem.axes[item].type == "var"), key=axes.__getitem__, default=None)
+            if name is None or not in_domain(problem.axes[name], 2 * axes[name]):
+                break
+            larger = {**axes, name: 2 * axes[name]}
+            if not satisfies(problem, larger, entry.scalars) or not _affordable(problem, larger, entry.scalars):
+                break
+            axes = larger
     for _ in range(64):
         if _affordable(problem, axes, entry.scalars):
             break
@@ -189,6 +246,17 @@ def bench_case(problem: Problem, workload: Workload, rng: random.Random) -> Case
     """One run at the very sizes of a bench entry, left out where it takes too long."""
     named = _named(problem, workload)
     return Case(workload=named, hidden=True, seed=rng.getrandbits(63), runs=1, optional=True)
+
+
+def _gathers(problem: Problem, workload: Workload) -> bool:
+    """Whether outputs have far fewer elements than inputs: each is made from many."""
+    names = names_of(problem, workload.axes, workload.scalars)
+
+    def elements(shapes: Iterable[Sequence[Size] | None]) -> int:
+        return sum(math.prod(evaluate(size, names) for size in shape or ()) for shape in shapes)
+
+    given = elements(tensor.shape for tensor in problem.inputs.values())
+    return 4 * elements(tensor.shape for tensor in problem.outputs.values()) < given
 
 
 def _affordable(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> bool:

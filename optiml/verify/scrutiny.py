@@ -7,6 +7,7 @@ every case.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -18,6 +19,7 @@ from optiml.records import DeviceInfo
 
 CHECKS = frozenset(("race", "uninitialised"))
 CHECKED_COST = 1e6  # operations or elements of a case that level 1 checks; the checks take about five times as long
+CHECKED_THREADS = 1 << 20  # and it launches no more threads than this
 CHECK_TIME = 5.0  # times the usual limit, for a run of level 2 with all checks
 PERTURBED_TIMEOUT_S = 2.0  # a kernel that waits for an earlier block never ends when it runs last to first
 SHIFT_BYTES = 5 * 256  # as a GPU aligns allocations, and no more
@@ -41,6 +43,11 @@ ALONE: Mapping[Change, Scrutiny] = {
 def can_check(device: DeviceInfo) -> bool:
     """Whether the device looks for races and uninitialised reads by itself."""
     return device.kind == "emulator" and device.engine == "native"
+
+
+def threads_of(plan: Plan) -> int:
+    """Threads that all launches of a plan start."""
+    return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in plan.launches)
 
 
 def array_of(fault: Fault, plan: Plan) -> str | None:

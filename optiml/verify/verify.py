@@ -58,6 +58,7 @@ from optiml.verify.explain import at_sizes, next_action, summary, tolerance_poli
 from optiml.verify.inputs import (
     Case,
     bench_case,
+    block_cases,
     cost,
     describe_domain,
     fixed_scalars,
@@ -72,6 +73,7 @@ from optiml.verify.scrutiny import (
     ALONE,
     CHECK_TIME,
     CHECKED_COST,
+    CHECKED_THREADS,
     CHECKS,
     OTHER_BYTE,
     PERTURBED,
@@ -80,6 +82,7 @@ from optiml.verify.scrutiny import (
     array_of,
     can_check,
     sanitizer_report,
+    threads_of,
 )
 
 Array = NDArray[Any]
@@ -303,6 +306,8 @@ class Verifier:
     ) -> Verdict:
         visible = visible_cases(problem, rng, reduced=reduced)
         hidden = () if level == "L0" else hidden_cases(problem, rng, reduced=reduced)
+        if hidden and not reduced:
+            hidden += block_cases(problem, self._extents(kernel, problem, build), rng)
         outcomes: list[_CaseOutcome] = []
 
         def run(case: Case) -> _CaseOutcome | None:
@@ -462,6 +467,17 @@ class Verifier:
                 return _Sanitized(missing=f"{missing}: it does not cover this kernel")
         return _Sanitized(sanitizer=sanitizer_report(None), warnings=tuple(notes)[:2])
 
+    def _extents(self, kernel: Kernel, problem: Problem, build: Build) -> list[int]:
+        """The sizes that a kernel works in: block extents and whole-number params."""
+        found = [value for value in kernel.params.values() if isinstance(value, int) and not isinstance(value, bool)]
+        try:
+            plan = resolve_plan(kernel, build, problem, problem.workloads[0], self._device.info)
+        except BadLaunch:
+            return found
+        for launch in plan.launches:
+            found += [*launch.block, launch.block[0] * launch.block[1] * launch.block[2]]
+        return found
+
     def _run_case(
         self,
         kernel: Kernel,
@@ -488,7 +504,9 @@ class Verifier:
         prepared = None if case.optional and slow else self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
-        attempt = self._attempt(problem, plan, case, prepared, build, self._scrutiny(problem, case, level, reduced))
+        attempt = self._attempt(
+            problem, plan, case, prepared, build, self._scrutiny(problem, plan, case, level, reduced)
+        )
         if case.optional and attempt.failure is not None and attempt.failure.reason == "timed_out":
             return None
         tolerances = [item for item in prepared.tolerances[0].values() if item is not None]
@@ -496,11 +514,12 @@ class Verifier:
             attempt = dataclasses.replace(attempt, warnings=(*attempt.warnings, STRAINED))
         return _outcome(case, attempt.failure, attempt=attempt, tolerance=next(iter(tolerances), None))
 
-    def _scrutiny(self, problem: Problem, case: Case, level: Level, reduced: bool) -> Scrutiny | None:
+    def _scrutiny(self, problem: Problem, plan: Plan, case: Case, level: Level, reduced: bool) -> Scrutiny | None:
         """How closely to watch a case of the first two levels."""
         if reduced or level == "L0" or not can_check(self._device.info):
             return None
-        return Scrutiny(checks=CHECKS, runs=1) if cost(problem, case.workload) <= CHECKED_COST else None
+        affordable = cost(problem, case.workload) <= CHECKED_COST and threads_of(plan) <= CHECKED_THREADS
+        return Scrutiny(checks=CHECKS, runs=1) if affordable else None
 
     def _attempt(
         self, problem: Problem, plan: Plan, case: Case, prepared: _Prepared, build: Build, scrutiny: Scrutiny | None

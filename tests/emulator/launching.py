@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import lzma
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,12 +55,17 @@ def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -
 
 
 def corpus_module(name: str, arch: str = "compute_80") -> Module:
-    """A file of the corpus, compiled and parsed once in a test run."""
-    return _corpus_module(name, arch)
+    """A file of the corpus, compiled and parsed once in a test run.
+
+    OPTIML_CORPUS says by what, for the tests that name no architecture: compute_90, or sm_80 or sm_90 for nvcc's text.
+    """
+    return _corpus_module(name, os.environ.get("OPTIML_CORPUS", arch) if arch == "compute_80" else arch)
 
 
 @functools.cache
 def _corpus_module(name: str, arch: str) -> Module:
+    if arch.startswith("sm_"):  # what `nvcc -ptx -lineinfo -arch=...` made of it
+        return parse(lzma.decompress((DATA / "nvcc" / f"{name}_{arch}.ptx.xz").read_bytes()).decode())
     return parse(compiled((DATA / f"{name}.cu").read_text(), arch))
 
 

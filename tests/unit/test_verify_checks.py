@@ -148,3 +148,26 @@ def test_level_two_is_not_claimed_without_the_native_engine(bench: Workbench, mo
 
 def test_sizes_are_named_in_words(bench: Workbench) -> None:
     assert "at n=" in (verdict(bench, "if (i < n) y[i] = fabsf(x[i + 1]);").detail or "")
+
+
+@pytest.mark.parametrize(
+    ("functions", "call", "named"),
+    [
+        ("__device__ __noinline__ float f(float v, int d) { return d ? f(fabsf(v), d - 1) + v * 0.0f : fabsf(v); }",
+         "f(x[i], n % 7)", "recursive call"),
+        ("__device__ float a(float v) { return fabsf(v); } __device__ float b(float v) { return v < 0 ? -v : v; }"
+         " typedef float (*F)(float); __device__ F table[2] = {a, b};", "table[i & 1](x[i])", "indirect call"),
+    ],
+)  # fmt: skip
+def test_calls_that_the_engine_cannot_follow_are_unverified_by_name(
+    bench: Workbench, functions: str, call: str, named: str
+) -> None:
+    source = (
+        f"{functions}\n"
+        'extern "C" __global__ void k(const float* x, float* y, int n) {'
+        f" int i = blockIdx.x * 256 + threadIdx.x; if (i < n) y[i] = {call}; }}"
+    )
+    launch = {"kernel": "k", "grid": ["ceil_div(n, 256)"], "block": [256], "args": ["x", "y", "n"]}
+    found = bench.verify({"source": source, "launches": [launch]}, ABS, seed=1)
+    assert (found.status, found.reason) == ("unverified", None)
+    assert named in (found.detail or "")

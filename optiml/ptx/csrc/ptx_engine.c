@@ -3,7 +3,7 @@
 #define NAME(x) x##_plain
 #include "engine.inc"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PLAIN_ONLY)
 int ptx_run_avx2(Launch* launch);
 int ptx_peek_avx2(int lane, uint64_t address, uint8_t* to, int nbytes);
 void ptx_where_avx2(int lane, int64_t* out);

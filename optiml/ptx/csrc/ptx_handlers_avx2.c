@@ -1,5 +1,5 @@
 /* The generated handlers for x86-64 with AVX2 and FMA. */
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PLAIN_ONLY)
 #pragma GCC target("avx2,fma,bmi,bmi2,lzcnt,popcnt")
 #define _POSIX_C_SOURCE 200809L
 #define NAME(x) x##_avx2

@@ -17,7 +17,7 @@ from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder, _Traffic
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
 from optiml.ptx.native.library import PRINT, AllocationRecord, LaunchRecord, library
 from optiml.ptx.native.lowering import NativeLowering, NativeProgram, NotNative
-from optiml.ptx.opcodes import UnknownForm
+from optiml.ptx.opcodes import MALFORMED
 from optiml.ptx.parse import Module
 from optiml.ptx.printing import PRINTF_LIMIT, STRING_LIMIT, formatted
 
@@ -41,7 +41,7 @@ def native_program(module: Module, kernel: str) -> NativeProgram | None:
     if kernel not in known:
         try:
             known[kernel] = NativeLowering(module, module.functions[kernel]).native
-        except (NotNative, Unsupported, UnknownForm, KeyError, IndexError):
+        except (NotNative, Unsupported, *MALFORMED):
             # the numpy engine runs it, or says what is wrong with it
             known[kernel] = None
     return known[kernel]

@@ -36,7 +36,7 @@ def written_roots(program: Any) -> frozenset[int | str] | None:
     for slot, name, _ in program.symbols:
         origin[slot] = 4 << len(roots)
         roots.append(name)
-    amounts = {slot: int(value.reshape(-1)[0]) for slot, value in program.constants}
+    amounts = {slot: int(value.reshape(-1)[0]) for slot, value in program.constants if value.dtype.kind in "ui"}
     records = [record for segment in program.segments for record in segment.operations]
     changed = True
     while changed:
