@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -22,8 +21,9 @@ from optiml.bench.prompts import Prompt, load_prompts
 from optiml.codec import encode
 from optiml.generate.writer import SPREAD, kernel_task
 from optiml.llm.model import Completion, Message
+from optiml.mixture.child import Models
 from optiml.mixture.conversation import prompt_of
-from optiml.mixture.local import LocalModels
+from optiml.mixture.local import load_request
 from optiml.settings import read_settings
 from optiml.workbench import Workbench
 
@@ -36,7 +36,8 @@ def write(options: argparse.Namespace) -> None:
     settings = read_settings(home=str(options.home.resolve())).mixture
     if settings is None:
         raise SystemExit(f"{options.home} has no optiml.toml with a [mixture] table")
-    models = LocalModels(dataclasses.replace(settings, timeout_s=3600.0))
+    models = Models()  # in this process: nobody else waits for it
+    models.handle(load_request(settings), [])
     prompts = load_prompts()[: options.limit]
     experts = list(range(len(settings.experts)))
     jobs = [(mode, options.seed, options.samples) for mode in (*experts, "router", "mixture")]
@@ -57,12 +58,11 @@ def write(options: argparse.Namespace) -> None:
             "refresh": settings.refresh,
         }
         started = time.monotonic()
-        texts = models.write(asked, sampling, mode)
+        texts = models.handle({"op": "write", "prompts": asked, "sampling": sampling, "mode": mode}, [])[0]["texts"]
         found = replies.setdefault(str(mode), {}).setdefault(str(seed), {})
         for prompt, text in zip(rows, texts, strict=True):
             found.setdefault(prompt.id, []).append(text)
         print(f"{mode} seed {seed}: {len(rows)} texts in {time.monotonic() - started:.0f} s", flush=True)
-    models.close()
     record = {
         "prompts": len(prompts),
         "experts": [Path(name).name for name in settings.experts],

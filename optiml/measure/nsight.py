@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import math
 import os
 import re
@@ -26,7 +25,6 @@ from optiml.process import Finished, run
 from optiml.sandbox import Policy
 from optiml.scratch import ScratchFolders, remove_folder
 
-LOG = logging.getLogger(__name__)
 OLDEST = (2021, 1)  # the first with every option that is used here
 PLACES = ("/opt/nvidia/nsight-compute/*", "/usr/local/cuda*/bin", "/usr/local/NVIDIA-Nsight-Compute*")
 VERSION_TIMEOUT_S = 30.0

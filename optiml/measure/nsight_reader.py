@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +18,6 @@ from optiml.measure.timing import BenchInputs, Contender, contents_of
 from optiml.records import HotLine, Kernel, ReportedKernel
 from optiml.toolchain.nvrtc import SOURCE_NAME
 
-LOG = logging.getLogger(__name__)
 VERSION = 1
 
 

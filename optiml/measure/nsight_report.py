@@ -20,10 +20,6 @@ from optiml.sandbox import Policy
 
 MODULE = "optiml.measure.nsight_report_child"
 MOST_BYTES = 1 << 30
-MOST_KERNELS = 20  # shown; the longest
-MOST_LINES = 5
-LEAST_SHARE_PCT = 1.0
-MOST_STALLS = 3
 MOST_FINDINGS = 8
 TIMEOUT_S = 120.0
 MEMORY_BYTES = 8 << 30

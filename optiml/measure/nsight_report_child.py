@@ -14,16 +14,15 @@ from optiml.measure.nsight_rules import BASICS
 from optiml.process import serve
 
 Header = dict[str, Any]
-MOST_KERNELS = 20
+MOST_KERNELS = 20  # shown; the longest
 MOST_LINES = 5
 MOST_STALLS = 3
 MOST_NAMES = 20
 LEAST_SHARE_PCT = 1.0
 SAMPLES = "smsp__pcsamp_sample_count"
 STALLS = "smsp__pcsamp_warps_issue_stalled_"
-SECTORS = ("memory_l2_theoretical_sectors_global", "memory_l1_tag_requests_global")
+SECTORS = "memory_l2_theoretical_sectors_global"
 EXECUTED = "inst_executed"
-MEMORY_TYPE = "memory_type"
 DURATION = "gpu__time_duration.sum"
 OPTIMISATION, WARNING = 2, 3  # kinds of a rule's message worth telling; 1 is information
 
@@ -146,7 +145,7 @@ def _lines(action: Any) -> list[Header]:
         for name in action.metric_names()
         if name.startswith(STALLS) and not name.endswith("_not_issued")
     }
-    sectors = _by_address(action, SECTORS[0])
+    sectors = _by_address(action, SECTORS)
     texts = {name: text.splitlines() for name, text in action.source_files().items()}
     lines = []
     for place in sorted(by_line, key=lambda item: (-by_line[item], item))[:MOST_LINES]:

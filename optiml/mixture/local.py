@@ -92,31 +92,16 @@ class LocalModels:
         if self._worker is not None and self._worker.pid is not None:
             return self._worker
         self._end()
-        require_packages()
-        experts = [locate(name, allow_download=self.settings.allow_download) for name in self.settings.experts]
-        encoder = None
-        if self.settings.prompt_encoder:
-            encoder = locate(self.settings.prompt_encoder, allow_download=self.settings.allow_download)
-        checkpoint = Path(self.settings.checkpoint).expanduser().resolve() if self.settings.checkpoint else None
-        folders = [*map(_folders, [*experts, *([encoder] if encoder else [])]), {str(checkpoint)} if checkpoint else {}]
+        header = load_request(self.settings)
+        readable = {folder for item in (*header["experts"], header["encoder"]) if item for folder in _folders(item)}
+        if header["checkpoint"]:
+            readable.add(header["checkpoint"])
         self._worker = Worker(
             "optiml.mixture.child",
-            policy=Policy(
-                readable=tuple(sorted({folder for some in folders for folder in some})), gpu=_wants_gpu(self.settings)
-            ),
+            policy=Policy(readable=tuple(sorted(readable)), gpu=_wants_gpu(self.settings)),
             environment=_ENVIRONMENT,
             start_timeout_s=_START_S,
         )
-        header = {
-            "op": "load",
-            "experts": [_record(item) for item in experts],
-            "encoder": None if encoder is None else _record(encoder),
-            "checkpoint": "" if checkpoint is None else str(checkpoint),
-            "shape": {"stacks": self.settings.stacks, "active": self.settings.active},
-            "devices": list(self.settings.devices),
-            "dtype": self.settings.dtype,
-            "four_bit": self.settings.four_bit,
-        }
         try:
             self._worker.call(header, timeout_s=LOADING_S)
         except ModelFailed:
@@ -156,15 +141,38 @@ _ENVIRONMENT = {
 }
 
 
+def load_request(settings: MixtureSettings) -> dict[str, Any]:
+    """The message that makes the child load what the settings name.
+
+    Raises:
+        ModelFailed: packages or experts are missing.
+    """
+    require_packages()
+    names = [*settings.experts, *([settings.prompt_encoder] if settings.prompt_encoder else [])]
+    found = [_record(locate(name, allow_download=settings.allow_download)) for name in names]
+    checkpoint = Path(settings.checkpoint).expanduser().resolve() if settings.checkpoint else ""
+    return {
+        "op": "load",
+        "experts": found[: len(settings.experts)],
+        "encoder": found[-1] if settings.prompt_encoder else None,
+        "checkpoint": str(checkpoint),
+        "shape": {"stacks": settings.stacks, "active": settings.active},
+        "devices": list(settings.devices),
+        "dtype": settings.dtype,
+        "four_bit": settings.four_bit,
+    }
+
+
 def _record(files: ExpertFiles) -> dict[str, Any]:
     return {**asdict(files), "path": str(files.path)}
 
 
-def _folders(files: ExpertFiles) -> set[str]:
+def _folders(record: dict[str, Any]) -> set[str]:
     """What the child must be able to read: the folder, and where its links lead (a hub cache is made of them)."""
-    if files.is_gguf:
-        return {str(files.path.parent)}
-    return {str(files.path), *(str(path.resolve().parent) for path in files.path.iterdir())}
+    path = Path(record["path"])
+    if not path.is_dir():
+        return {str(path.parent)}
+    return {str(path), *(str(item.resolve().parent) for item in path.iterdir())}
 
 
 def _wants_gpu(settings: MixtureSettings) -> bool:

@@ -224,6 +224,8 @@ class NvccCompiler:
             cancelled=self._closed,
             confined=True,
             stop_at_cap=True,
+            # By its full name the folder may lie below one that access(2), which gcc asks, denies to the child's user.
+            environment={"TMPDIR": "."},
         )
 
     def _built_recorder(self, toolkit: Toolkit) -> bytes:

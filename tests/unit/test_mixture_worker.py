@@ -47,7 +47,7 @@ def test_a_mixture_and_its_parts_write_through_one_child(models: LocalModels) ->
     router, experts = mixture.router_only(), mixture.experts()
     texts = mixture.complete(ASKED, samples=3, max_tokens=9, temperature=1.0, seed=5)
     assert models.running
-    assert all(18 < text.tokens_out < 36 for text in texts if text.tokens_out)  # of two experts
+    assert all(text.tokens_out is not None and text.tokens_out > 9 for text in texts)  # the peer read some too
     assert texts == mixture.complete(ASKED, samples=3, max_tokens=9, temperature=1.0, seed=5)
     assert len({text.text for text in texts}) == 3
     assert {text.finish_reason for text in texts} == {"length"}

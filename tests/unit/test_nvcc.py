@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from test_launchers import needs_nvcc
 
 from optiml.records import Build, Kernel
+from optiml.scratch import ScratchFolders
 from optiml.toolchain import nvcc
 from optiml.toolchain.nvcc import NvccCompiler, Toolkit
 from optiml.toolchain.nvrtc import CompileFailure
@@ -75,6 +77,14 @@ def test_a_compile_bomb_is_stopped_and_leaves_nothing_behind(bomb: str) -> None:
     failure = failed(bomb + CODE, timeout_s=2.0)
     assert failure.reason in ("resource_limit", "compile_failed")
     assert os.listdir(nvcc._folders._folder) == ["lock"]
+
+
+@needs_nvcc
+def test_a_temporary_folder_that_is_private_to_us_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(nvcc, "_folders", ScratchFolders())
+    assert failed(f"#error reached\n{CODE}").detail == "line 1: #error reached"
 
 
 @needs_nvcc
