@@ -1,5 +1,6 @@
 """Long work in processes of its own: same answers, killed when nobody waits for it, replaced when it dies."""
 
+import contextlib
 import json
 import os
 import signal
@@ -151,8 +152,9 @@ def test_a_search_that_loses_its_host_goes_on_from_its_journal_and_no_host_knows
             pass
         assert alive(descendants(server.pid))
         for pid in descendants(server.pid):
-            assert b"a-secret-of-this-test" not in Path(f"/proc/{pid}/environ").read_bytes()
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a compiler may have ended by now
+                assert b"a-secret-of-this-test" not in Path(f"/proc/{pid}/environ").read_bytes()
+                os.kill(pid, signal.SIGKILL)
         state = call(server, "run_mcts", action="step", run_id=run_id)
         while state["status"] == "running":
             state = call(server, "run_mcts", action="step", run_id=run_id)
