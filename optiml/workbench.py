@@ -532,10 +532,14 @@ class Workbench:
             profile = evaluator.compare(kernel, self.kernel(baseline, problem), problem, metrics=metrics)
         else:
             profile = evaluator.profile(kernel, problem, metrics=metrics)
-        if not profile.cached:
-            alone = dataclasses.replace(profile, comparison=None)
-            self.store.put(f"last-profile/{kernel_id(kernel)}", encode(alone))
+        self._keep_last(kernel, profile)
         return profile
+
+    def _keep_last(self, kernel: Kernel, profile: Profile) -> None:
+        """For `last_profile`; a profile from the store may be one that a verification made, so nobody has seen it."""
+        key = f"last-profile/{kernel_id(kernel)}"
+        if not profile.cached or self.store.get(key) is None:
+            self.store.put(key, encode(dataclasses.replace(profile, comparison=None)))
 
     def known_profile(
         self,
@@ -553,8 +557,12 @@ class Workbench:
         evaluator = self.evaluator(device)
         kernel = self.kernel(kernel_spec, problem)
         if baseline is None:
-            return evaluator.known_profile(kernel, problem, metrics=metrics)
-        return evaluator.known_comparison(kernel, self.kernel(baseline, problem), problem, metrics=metrics)
+            known = evaluator.known_profile(kernel, problem, metrics=metrics)
+        else:
+            known = evaluator.known_comparison(kernel, self.kernel(baseline, problem), problem, metrics=metrics)
+        if known is not None:
+            self._keep_last(kernel, known)
+        return known
 
     def profile_report(
         self,

@@ -270,3 +270,13 @@ def test_every_cheat_is_rejected(bench: Workbench, name: str, cheat: str) -> Non
     builtin = load_builtin(name)
     found = bench.verify(kernel_from_text(builtin.cheats[cheat], dtype=builtin.dtypes[0]), name, seed=5)
     assert found.status == "rejected", found.summary
+
+
+def test_the_last_profile_is_kept_though_a_verification_made_it_before(bench: Workbench) -> None:
+    name = bench.generate(problem="relu", count=1, verify=False).candidates[0].kernel_id
+    assert bench.verify(name, "relu").status == "accepted"
+    assert bench.last_profile(name) is None
+    profile = bench.known_profile(name, "relu") or bench.profile(name, "relu")
+    kept = bench.last_profile(name)
+    assert kept is not None
+    assert kept.metrics == profile.metrics
