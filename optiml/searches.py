@@ -287,15 +287,12 @@ class Searches:
             Busy: another caller is telling it something just now.
         """
         folder = self._run_folder(run_id)
-        refused = f"{run_id} makes its own proposals: only runs with proposer=agent take any"
-        with self._lock:  # known at once of a run under way; reading its journal anew takes long
-            followed = self._follow(run_id).search
-        if followed is not None and not isinstance(followed, AskTell):
-            raise InvalidInput(refused)
         with _locked(folder, name="tell.lock", patience_s=TELL_PATIENCE_S):
-            search = _load(folder)
-            if not isinstance(search, AskTell):
-                raise InvalidInput(refused)
+            journal = Journal(folder / JOURNAL_NAME)
+            if load_spec(journal).proposer != "agent":  # before the replay, which takes long
+                raise InvalidInput(f"{run_id} makes its own proposals: only runs with proposer=agent take any")
+            search = _search_of(folder, journal)
+            assert isinstance(search, AskTell)
             problem = search.spec.problem
             return search.answer(proposals, lambda spec: read_kernel(spec, problem), Journal(folder / TOLD_NAME))
 

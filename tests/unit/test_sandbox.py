@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -246,6 +247,8 @@ def test_with_less_on_offer_everything_works_and_says_what_is_missing(
         pytest.skip("only root can try what another user gets")
     if not sandbox._has_capability(2) and not sandbox._readable_by_others(Policy(), before_exec=False):
         pytest.skip("another user could not run this interpreter")
+    if "user" in conditions and not sandbox._open_to_others(str(HERE), stat.S_IROTH):
+        pytest.skip("another user could not read this project: a user of its own would")
     script = tmp_path / "elsewhere.py"
     script.write_text(ELSEWHERE)
     done = subprocess.run(
