@@ -194,7 +194,7 @@ def test_sound_kernels_raise_no_alarm(name: str) -> None:
 def test_race_words_are_kept_for_memory_that_the_kernel_may_write_only() -> None:
     def roots(body: str) -> Any:
         module = parse(compiled(HEAD + "int t = threadIdx.x;\n" + body))
-        return NativeLowering(module, module.kernels["k"]).native.written
+        return NativeLowering(module, module.kernels["k"]).native.roots.written
 
     assert roots("y[t] = x[flags[t]]; }") == {8}
     assert roots("atomicAdd(flags + t, 1); y[t] = 1; }") == {8, 16}
