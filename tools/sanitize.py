@@ -57,7 +57,8 @@ def main() -> int:
         "LD_PRELOAD": ":".join(str(library) for library in libraries),
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-        "TSAN_OPTIONS": "halt_on_error=1:exitcode=66",
+        "TSAN_OPTIONS": f"halt_on_error=1:exitcode=66:log_path={folder}.report",
+        "OPENBLAS_NUM_THREADS": "1",  # ThreadSanitizer cannot see how its threads agree
     }
     chosen = arguments or {"quick": QUICK, "threads": DIVIDED, "full": ["tests/emulator"]}[mode]
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]

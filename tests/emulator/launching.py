@@ -57,6 +57,12 @@ def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -
     return text.rstrip(b"\0").decode()
 
 
+@functools.cache
+def built(source: str, arch: str = "compute_80") -> Module:
+    """A source, compiled and parsed once."""
+    return parse(compiled(source, arch))
+
+
 def corpus_module(name: str, arch: str = "compute_80") -> Module:
     """A file of the corpus, compiled and parsed once in a test run.
 
