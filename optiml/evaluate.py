@@ -41,6 +41,7 @@ BUILDS_IN_MEMORY = 256
 PROFILE_TIMEOUT_S = 60.0
 VERDICT_RULES = 2  # of the verifier: a stored verdict is worth what was looked at then
 TIMED_BUDGET = Budget(seconds=0.2, most_rounds=20)  # of the timed runs whose outputs are checked
+NOT_EMBEDDED = "races between blocks were not looked for, since the embedded device cannot run this kernel"
 LEAST_BELIEVED = 0.95  # a time below this share of what is possible is not believed
 _BINARY_FIELDS = ("cubin", "launcher_library", "recorder")  # of a build, kept as base64
 
@@ -148,8 +149,16 @@ class Evaluator:
         store: Store,
         kernel_timeout_s: float,
         sanitizer: Callable[[Sequence[JobItem]], Sanitized] | None = None,
+        embedded: Device | None = None,
     ) -> None:
+        """Args:
+        sanitizer: runs NVIDIA's tools, for level 2 on a GPU.
+        embedded: beside a GPU, what also looks at races between blocks, which those tools do not.
+        """
         self.device = device
+        self._embedded = None if embedded is None else Verifier(
+            compiler, embedded, references, kernel_timeout_s=kernel_timeout_s
+        )  # fmt: skip
         self._sanitizer = sanitizer
         self._fresh_device = fresh_device
         self._references = references
@@ -190,9 +199,41 @@ class Evaluator:
             verdict = self._at_level_two(kernel, problem, build, verdict, seed)
         if level != "L0" and verdict.status == "accepted" and arch in (None, self.device.info.arch):
             verdict = self._plausible(kernel, problem, verdict)
+        return self._kept(kernel, problem, verdict, level=level, seed=seed, arch=arch)
+
+    def verify_together(self, asked: Sequence[tuple[Kernel, Problem]], *, seed: int | None = None) -> list[Verdict]:
+        """Verdicts at L2 of several kernels, the same that `verify` gives for each, in their order.
+
+        On a GPU each sanitizer runs once over all of them, since most of its time is its start; where one of them is
+        not clean, each kernel is looked at by itself.
+        """
+        if not isinstance(self.device, TimedDevice):
+            return [self.verify(kernel, problem, level="L2", seed=seed) for kernel, problem in asked]
+        verdicts = [
+            self.known_verdict(kernel, problem, level="L2", seed=seed) or self.verify(kernel, problem, seed=seed)
+            for kernel, problem in asked
+        ]
+        builds: dict[int, Build] = {}
+        for index, verdict in enumerate(verdicts):
+            build = self.build(asked[index][0])
+            if verdict.status == "accepted" and "L2" not in verdict.levels and isinstance(build, Build):
+                builds[index] = build
+        found = None
+        if self._sanitizer is not None and len(builds) > 1:
+            found = self._sanitizer([item for i, build in builds.items() for item in self._job(*asked[i], build, seed)])
+        clean = found if found is not None and found.fault is None and found.missing is None else None
+        for index, build in builds.items():
+            kernel, problem = asked[index]
+            verdict = self._at_level_two(kernel, problem, build, verdicts[index], seed, found=clean)
+            verdicts[index] = self._kept(kernel, problem, verdict, level="L2", seed=seed, arch=None)
+        return verdicts
+
+    def _kept(
+        self, kernel: Kernel, problem: Problem, verdict: Verdict, *, level: Level, seed: int | None, arch: str | None
+    ) -> Verdict:
+        """The verdict, in the store where it would be the same again."""
         if _repeatable(verdict):
-            key = self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch)
-            self._store.put(key, encode(verdict))
+            self._store.put(self._verdict_key(kernel, problem, level=level, seed=seed, arch=arch), encode(verdict))
         return verdict
 
     def _plausible(self, kernel: Kernel, problem: Problem, verdict: Verdict, profile: Profile | None = None) -> Verdict:
@@ -426,24 +467,65 @@ class Evaluator:
         return dataclasses.replace(verdict, warnings=(*verdict.warnings, str(highest.detail)))
 
     # --- level 2 on a GPU -----------------------------------------------------------------------------------
+    def _job(self, kernel: Kernel, problem: Problem, build: Build, seed: int | None) -> list[JobItem]:
+        """What the sanitizers run of a kernel."""
+        rng = random.Random(secrets.randbits(63) if seed is None else seed)
+        return sanitizer_items(kernel, problem, build, self.device.info, rng=rng)
+
     def _at_level_two(
-        self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict, seed: int | None
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        build: Build,
+        verdict: Verdict,
+        seed: int | None,
+        *,
+        found: Sanitized | None = None,
     ) -> Verdict:
-        """What level 2 adds to an accepted verdict: the four sanitizers, and a look at timed runs."""
+        """What level 2 adds to an accepted verdict: the sanitizers, the embedded device, and a look at timed runs.
+
+        Args:
+            found: what the sanitizers say, where they have run already.
+        """
         if self._sanitizer is None:
             return _unverified(verdict, problem, "L2 needs compute-sanitizer, which was not found (optiml doctor)")
-        rng = random.Random(secrets.randbits(63) if seed is None else seed)
-        found = self._sanitizer(sanitizer_items(kernel, problem, build, self.device.info, rng=rng))
+        if found is None:
+            found = self._sanitizer(self._job(kernel, problem, build, seed))
         if found.missing is not None:
             return _unverified(verdict, problem, f"L0 and L1 passed; L2 could not be reached: {found.missing}")
         verdict = dataclasses.replace(verdict, sanitizer=found.report)
         if found.fault is not None:
             reason: Reason = "race" if found.fault.kind == "race" else "fault"
             return dataclasses.replace(_rejected(verdict, problem, reason, str(found.fault.detail)), fault=found.fault)
-        verdict = self._timed(kernel, problem, build, verdict)
+        verdict = self._on_embedded(kernel, problem, build, verdict, seed)
+        if verdict.status == "accepted":
+            verdict = self._timed(kernel, problem, build, verdict)
         if verdict.status != "accepted":
             return verdict
         return _with_words(dataclasses.replace(verdict, levels=(*verdict.levels, "L2")), problem)
+
+    def _on_embedded(
+        self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict, seed: int | None
+    ) -> Verdict:
+        """A race between blocks, or what else the embedded device's checks find, rejects; what it cannot run, does not.
+
+        A GPU mostly starts blocks in their order, so that a kernel which needs that order passes there.
+        """
+        if self._embedded is None:
+            return verdict
+        try:
+            found = self._embedded.verify(kernel, problem, level="L2", seed=seed, explain=False, build=build)
+        except (Unsupported, WorkerDied) as error:
+            if isinstance(error, WorkerDied) and error.cancelled:
+                raise
+            return dataclasses.replace(verdict, warnings=(*verdict.warnings, f"{NOT_EMBEDDED}: {error}"))
+        if found.status == "rejected" and found.reason in ("race", "fault"):
+            told = f"on the embedded device, which checks what a GPU does not: {found.detail}"
+            return dataclasses.replace(_rejected(verdict, problem, found.reason, told), fault=found.fault)
+        if found.status == "accepted":
+            return verdict
+        why = NOT_EMBEDDED if found.status == "unverified" else f"the embedded device disagrees ({found.reason})"
+        return dataclasses.replace(verdict, warnings=(*verdict.warnings, f"{why}: {found.detail}"))
 
     def _timed(self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict) -> Verdict:
         """Whether outputs of timed runs are right, and their time is possible."""
@@ -458,9 +540,10 @@ class Evaluator:
             for index, entry in enumerate(timing.entries):
                 outputs = entry.outputs
                 assert outputs is not None
+                sets = inputs.sets[index]
                 failure = self._verifier.check_again(
-                    problem, entry.workload, build, subject.plans[index], inputs.sets[index][outputs.contents],
-                    outputs.arrays,
+                    problem, entry.workload, build, subject.plans[index], sets[outputs.contents], outputs.arrays,
+                    others=[item for number, item in enumerate(sets) if number != outputs.contents],
                 )  # fmt: skip
                 if failure is not None:
                     return _rejected(verdict, problem, *failure)

@@ -88,7 +88,8 @@ from optiml.verify.sanitizer import Sanitized, sanitize
 
 LOG = logging.getLogger(__name__)
 MAX_VERIFIED_COST = 1e8  # operations or elements of one workload that a caller's axes may ask for
-SANITIZER_TIMEOUT_S = 60.0  # for each tool over all cases of a kernel
+SANITIZER_START_S = 30.0  # for each tool, to start on a busy machine
+SANITIZER_CASE_S = 5.0  # for each case of a kernel, which has run already without the tool
 SEARCH_PATIENCE_S = 600.0  # how long a search waits for a GPU that others use
 COMMAND_TIMEOUT_S = 1800.0  # of somebody's program under the profiler
 MOST_REMEMBERED = 4096  # kernels that need not be written to the store again
@@ -227,11 +228,14 @@ class Workbench:
         self._closing.callback(profiler.close)
 
         program = find_tool("compute-sanitizer")
+        embedded = EmulatedDevice(emulated_info(f"emulator:{stand_in(gpu.info.model, gpu.arch)}"))
+        self._closing.callback(embedded.close)
 
         def sanitized(items: Sequence[JobItem]) -> Sanitized:
             assert program is not None
+            timeout_s = SANITIZER_START_S + SANITIZER_CASE_S * len(items)
             with opened().used(alone=False):
-                return sanitize(program, items, gpu=gpu.index, timeout_s=SANITIZER_TIMEOUT_S)
+                return sanitize(program, items, gpu=gpu.index, timeout_s=timeout_s)
 
         return Evaluator(
             compiler=self._compiler_of(),
@@ -242,6 +246,7 @@ class Workbench:
             store=self.store,
             kernel_timeout_s=self.settings.kernel_timeout_s,
             sanitizer=None if program is None else sanitized,
+            embedded=embedded,
         )
 
     def _thorough_profiler(self, gpu: Gpu, opened: Callable[[], CudaDevice]) -> MeasuredProfiler:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from gpu_stage import ROOT, Item, Stage, bench, say
@@ -41,22 +42,30 @@ BAD: dict[str, tuple[str, set[str]]] = {  # what goes before the right line, and
 }  # fmt: skip
 TOLD = ("original", "expected", "status", "reason", "detail", "error")
 TIMEOUT_S = 5.0  # of a kernel, as the workbench of the stage has it
+TOGETHER = 13  # kernels under one start of a sanitizer: one share of the built-in ones for each process
 TRIALS = 100
 PLANTED_TRIALS = 60
 COMPARED = ("relu", "softmax", "transpose")
 
 
-def verify_at_level_two(device: str, task: tuple[str, str, str]) -> Item:
-    """One built-in kernel: seed or strategy."""
-    problem_name, name, text = task
-    problem = bench().problem(problem_name)
+def verify_at_level_two(device: str, tasks: Sequence[tuple[str, str, str]]) -> list[Item]:
+    """Built-in kernels: seeds or strategies, the sanitizers once over all of them."""
+    evaluator = bench().evaluator(device)
     started = time.monotonic()
-    verdict = bench().verify(json.loads(text), problem, level="L2", device=device)
-    return {
-        "problem": problem_name, "kernel": name, "status": verdict.status, "reason": verdict.reason,
-        "detail": verdict.detail, "levels": list(verdict.levels), "sanitizer": verdict.sanitizer,
-        "seconds": round(time.monotonic() - started, 2),
-    }  # fmt: skip
+    asked = []
+    for problem_name, _, text in tasks:
+        problem = bench().problem(problem_name)
+        asked.append((bench().kernel(json.loads(text), problem), problem))
+    verdicts = evaluator.verify_together(asked)
+    each = round((time.monotonic() - started) / len(tasks), 2)
+    return [
+        {
+            "problem": problem_name, "kernel": name, "status": verdict.status, "reason": verdict.reason,
+            "detail": verdict.detail, "levels": list(verdict.levels),
+            "sanitizer": None if verdict.sanitizer is None else dict(verdict.sanitizer), "seconds": each,
+        }
+        for (problem_name, name, _), verdict in zip(tasks, verdicts, strict=True)
+    ]  # fmt: skip
 
 
 def judge_case(device: str, task: str) -> Item:
@@ -94,7 +103,7 @@ def reject_then_accept(device: str, task: str) -> Item:
 
 
 def run(stage: Stage) -> tuple[dict[str, Any], list[str]]:
-    stage.spread(verify_at_level_two, _builtin_kernels())
+    stage.spread_together(verify_at_level_two, _builtin_kernels(), TOGETHER)
     stage.spread(judge_case, _cases())
     processes, stage.processes = stage.processes, 2
     stage.spread(reject_then_accept, {f"bad: {name}": name for name in BAD})
@@ -132,17 +141,20 @@ def _summed_up(stage: Stage) -> tuple[dict[str, Any], list[str]]:
         "false_alarms": f"{alarms} of {trials}",
         "planted_found": items.get("planted", {}).get("found_pct"),
     }  # fmt: skip
-    bars = {
-        "every built-in kernel accepted at L2": len(accepted) == len(_builtin_kernels()),
-        "bad kernels rejected, the next accepted": len(bad) == len(BAD)
-        and all(item.get("ok") for item in bad.values()),
-        "false alarms at most 1 %": trials > 0 and alarms <= 0.01 * trials,
-        "a planted 3 % found 95 % of the time": items.get("planted", {}).get("found_pct", 0.0) >= 95.0,
-        "R18": items.get("R18", {}).get("ok", False),
-        "R25": items.get("R25", {}).get("ok", False),
-        "no false accept": not any(item.get("agreement") == "false accept" for item in cases.values()),
-    }
-    return summary, [name for name, holds in bars.items() if not holds]
+    bars: dict[str, bool | None] = {  # None: not run
+        "every built-in kernel accepted at L2": len(accepted) == len(_builtin_kernels())
+        if len(built) == len(_builtin_kernels()) else None,
+        "bad kernels rejected, the next accepted": all(item.get("ok") for item in bad.values())
+        if len(bad) == len(BAD) else None,
+        "false alarms at most 1 %": alarms <= 0.01 * trials if trials else None,
+        "a planted 3 % found 95 % of the time": items["planted"]["found_pct"] >= 95.0 if "planted" in items else None,
+        "R18": items["R18"]["ok"] if "R18" in items else None,
+        "R25": items["R25"]["ok"] if "R25" in items else None,
+        "no false accept": not any(item.get("agreement") == "false accept" for item in cases.values())
+        if len(cases) == len(_cases()) else None,
+    }  # fmt: skip
+    summary["bars_not_run"] = [name for name, holds in bars.items() if holds is None]
+    return summary, [name for name, holds in bars.items() if holds is False]
 
 
 def _builtin_kernels() -> dict[str, tuple[str, str, str]]:

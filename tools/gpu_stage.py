@@ -100,20 +100,29 @@ class Stage:
 
         `work` is a module-level function; an item that ends in an exception is kept as an error.
         """
-        todo = {name: task for name, task in tasks.items() if self.wanted(name)}
+        self._spread(work, {(name,): task for name, task in tasks.items() if self.wanted(name)})
+
+    def spread_together(self, work: Callable[[str, Any], Sequence[Item]], tasks: Mapping[str, Any], size: int) -> None:
+        """As `spread`, with `work(device, tasks)` for up to `size` tasks at once; it answers one item for each."""
+        todo = [name for name in tasks if self.wanted(name)]
+        self._spread(work, {tuple(names): [tasks[name] for name in names] for names in chunks(todo, size)})
+
+    def _spread(self, work: Callable[[str, Any], Item | Sequence[Item]], todo: Mapping[tuple[str, ...], Any]) -> None:
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(max_workers=self.processes, mp_context=context)
-        running = {pool.submit(work, self.device, task): name for name, task in todo.items()}
+        running = {pool.submit(work, self.device, task): names for names, task in todo.items()}
         try:
             for done in concurrent.futures.as_completed(running, timeout=max(self.left_s, 1.0)):
-                name, error = running[done], done.exception()
-                item = done.result() if error is None else {"error": f"{type(error).__name__}: {error}"[:500]}
-                self.results.put(name, item)
-                say(f"{name}: {short(item)}")
+                names, error = running[done], done.exception()
+                found = {"error": f"{type(error).__name__}: {error}"[:500]} if error is not None else done.result()
+                items = [found] * len(names) if isinstance(found, dict) else found
+                for name, item in zip(names, items, strict=True):
+                    self.results.put(name, item)
+                    say(f"{name}: {short(item)}")
         except TimeoutError:
-            for future, name in running.items():
+            for future, names in running.items():
                 if not future.done():
-                    self.results.not_run[name] = "the time of the stage was over"
+                    self.results.not_run.update(dict.fromkeys(names, "the time of the stage was over"))
             self.results.save()
         finally:
             workers = list((pool._processes or {}).values())

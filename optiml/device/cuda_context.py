@@ -339,7 +339,7 @@ class Timer:
             sets.append({array["name"]: self._upload(array, array["blobs"][index], blobs) for array in item["arrays"]})
         module = load(blobs[item["cubin"]])
         subject = _Subject(spans=spans, sets=sets, steps=Steps(module, item["steps"], spans))
-        if item["graph"]:
+        if item["graph"] and not any(_attributes(step) for step in item["steps"]):  # those are graphs already
             subject.capture(self._stream)
         return subject
 
@@ -426,11 +426,7 @@ class _Subject:
 
     def capture(self, stream: Any) -> None:
         """Turn the launches into one graph, so that a launch costs the host one call."""
-        handle = cu.CUstream(stream.handle)
-        _checked(cu.cuStreamBeginCapture(handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
-        self._steps(stream)
-        graph = _checked(cu.cuStreamEndCapture(handle))
-        self._graph = _checked(cu.cuGraphInstantiate(graph, 0))
+        self._graph = _checked(cu.cuGraphInstantiate(_captured(self._steps, stream), 0))
 
     def restore(self, turn: int, stream: Any) -> None:
         self.last_set = turn % len(self._sets)
@@ -495,7 +491,12 @@ class Steps:
             packed += bytes(offset - len(packed)) + self._data(arg)
         function.prepare([f"{len(packed)}s"])
         arguments = bytes(packed)
-        return lambda stream: function.prepared_async_call(grid, block, stream, arguments, shared_size=shared_bytes)
+
+        def launch(stream: Any) -> None:
+            function.prepared_async_call(grid, block, stream, arguments, shared_size=shared_bytes)
+
+        attributes = _attributes(step)
+        return _with_attributes(launch, attributes) if attributes else launch
 
     def _base(self, place: Header) -> tuple[int, int]:
         """Address and size of the array or module-scope variable that a step names."""
@@ -521,6 +522,39 @@ class Steps:
         for position, place in arg["pointers"]:
             content[position : position + 8] = self._data(place)
         return bytes(content)
+
+
+def _attributes(step: Header) -> list[tuple[Any, Any]]:
+    """What a launch asks for that an ordinary one has no argument for: names and values of the driver."""
+    found = []
+    if step.get("cooperative"):
+        value = cu.CUkernelNodeAttrValue()
+        value.cooperative = 1
+        found.append((cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+    if step.get("cluster"):
+        value = cu.CUkernelNodeAttrValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = step["cluster"]
+        found.append((cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+    return found
+
+
+def _with_attributes(launch: Step, attributes: Sequence[tuple[Any, Any]]) -> Step:
+    """A launch with attributes: pycuda's own launch knows none, so it becomes a graph whose one node is given them."""
+    stream = driver.Stream(NON_BLOCKING)
+    graph = _captured(launch, stream)
+    nodes, _ = _checked(cu.cuGraphGetNodes(graph, 1))
+    for name, value in attributes:
+        _checked(cu.cuGraphKernelNodeSetAttribute(nodes[0], name, value))
+    executable = _checked(cu.cuGraphInstantiate(graph, 0))
+    return lambda stream: _checked(cu.cuGraphLaunch(executable, cu.CUstream(stream.handle)))
+
+
+def _captured(launches: Step, stream: Any) -> Any:
+    """The graph of what is put on a stream."""
+    handle = cu.CUstream(stream.handle)
+    _checked(cu.cuStreamBeginCapture(handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    launches(stream)
+    return _checked(cu.cuStreamEndCapture(handle))
 
 
 def load(cubin: memoryview | bytes) -> Any:
@@ -572,8 +606,9 @@ def translated(text: str) -> KernelFault | InvalidInput:
 def _checked(answer: tuple[Any, ...]) -> Any:
     status, *values = answer
     if status != cu.CUresult.CUDA_SUCCESS:
-        raise InvalidInput(f"the driver refused a call: {getattr(status, 'name', status)}")
-    return values[0] if values else None
+        _, text = cu.cuGetErrorString(status)
+        raise translated(text.decode())
+    return values[0] if len(values) == 1 else tuple(values) or None
 
 
 def _report(launch: Header) -> Header:

@@ -28,7 +28,7 @@ from optiml.errors import InvalidInput
 from optiml.expressions import evaluate, evaluate_float, names_in
 from optiml.problems.data import array_shape, from_float64, is_float, storage_dtype
 from optiml.problems.problem import names_of
-from optiml.records import Build, DeviceInfo, Kernel, Launch, Problem, Scalar, Workload
+from optiml.records import Build, DeviceInfo, Kernel, Launch, Problem, Scalar, Size, Workload
 
 __all__ = [
     "BadLaunch", "Copy", "Memset", "Parameter", "Plan", "PlannedArray", "PlannedLaunch", "Pointer", "Role", "Step",
@@ -63,14 +63,20 @@ def resolve_plan(kernel: Kernel, build: Build, problem: Problem, workload: Workl
         shared = _evaluated(launch.shared_bytes, names, f"launch {index}: shared_bytes")
         symbol = build.entries[launch.kernel]
         static = build.resources[symbol].shared_bytes_per_block if symbol in build.resources else 0
-        check_limits(f"launch {index}", grid, block, shared, static, limits)
+        cluster = None if launch.cluster is None else _extent(launch, "cluster", names, index)
+        check_limits(f"launch {index}", grid, block, shared, static, limits, cluster=cluster)
         required = required_block(build.ptx, symbol)
         if required is not None and block != required:
             raise BadLaunch(f"launch {index}: a block of {block}, but {launch.kernel} requires {required}")
         taken = parameters.get(symbol, ())
         given = _without_scratch(launch, taken) if kernel.language == "ptx" else launch
         args = _arguments(given, taken, arrays, problem, names, index)
-        launches.append(PlannedLaunch(symbol=symbol, grid=grid, block=block, shared_bytes=shared, args=args))
+        launches.append(
+            PlannedLaunch(
+                symbol=symbol, grid=grid, block=block, shared_bytes=shared, args=args, cluster=cluster,
+                cooperative=launch.cooperative,
+            )
+        )  # fmt: skip
     return Plan(steps=tuple(launches), arrays=arrays)
 
 
@@ -102,7 +108,7 @@ def _evaluated(formula: int | str, names: Mapping[str, Scalar], where: str) -> i
 
 
 def _extent(launch: Launch, label: str, names: Mapping[str, Scalar], index: int) -> tuple[int, int, int]:
-    sizes = launch.grid if label == "grid" else launch.block
+    sizes: tuple[Size, ...] = {"grid": launch.grid, "block": launch.block, "cluster": launch.cluster or ()}[label]
     values = [_evaluated(size, names, f"launch {index}: {label}") for size in sizes]
     x, y, z = (*values, *([1] * (3 - len(values))))
     return x, y, z

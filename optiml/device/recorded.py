@@ -231,7 +231,9 @@ def plan_of(recording: Recording, build: Build, arrays: dict[str, PlannedArray],
             case Launched():
                 used = build.resources.get(event.symbol, _NO_RESOURCES)
                 static = used.shared_bytes_per_block
-                check_limits(event.symbol, event.grid, event.block, event.shared_bytes, static, limits)
+                check_limits(
+                    event.symbol, event.grid, event.block, event.shared_bytes, static, limits, cluster=event.cluster
+                )
                 args = tuple(_argument(arg, memory) for arg in event.args)
                 steps.append(
                     PlannedLaunch(
@@ -240,6 +242,8 @@ def plan_of(recording: Recording, build: Build, arrays: dict[str, PlannedArray],
                         block=event.block,
                         shared_bytes=event.shared_bytes,
                         args=args,
+                        cluster=event.cluster,
+                        cooperative=event.cooperative,
                     )
                 )
             case Cleared() | Copied() | Uploaded():

@@ -12,6 +12,9 @@ from optiml.errors import OptimlError
 from optiml.problems.data import element_bytes
 from optiml.records import DeviceInfo, Reason
 
+MOST_CLUSTER_BLOCKS = 8  # that every device with clusters has room for (CUDA C++ programming guide, clusters)
+CLUSTER_ARCH = 90
+
 Role = Literal["input", "output", "inout", "workspace"]
 
 
@@ -47,13 +50,15 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedLaunch:
-    """One launch with every size known. `grid` and `block` are x, y, z."""
+    """One launch with every size known. `grid`, `block` and `cluster` are x, y, z; a cluster is counted in blocks."""
 
     symbol: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
     args: tuple[Pointer | Value, ...]
+    cluster: tuple[int, int, int] | None = None
+    cooperative: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +122,14 @@ class Plan:
 
 
 def check_limits(
-    where: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, static: int, limits: DeviceInfo
+    where: str,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared: int,
+    static: int,
+    limits: DeviceInfo,
+    *,
+    cluster: tuple[int, int, int] | None = None,
 ) -> None:
     """Refuse what the device would refuse.
 
@@ -126,7 +138,7 @@ def check_limits(
         shared: bytes of dynamic shared memory per block; `static` those that the kernel declares.
 
     Raises:
-        BadLaunch: a grid, block or amount of shared memory outside `limits`.
+        BadLaunch: a grid, block, cluster or amount of shared memory outside `limits`.
     """
     if min(grid) < 0 or any(size > most for size, most in zip(grid, limits.max_grid, strict=True)):
         raise BadLaunch(f"{where}: a grid of {grid} is outside the device's limits {limits.max_grid}")
@@ -135,8 +147,22 @@ def check_limits(
     threads = block[0] * block[1] * block[2]
     if threads > limits.max_threads_per_block:
         raise BadLaunch(f"{where}: {threads} threads a block exceed the limit of {limits.max_threads_per_block}")
+    if cluster is not None:
+        _check_cluster(where, cluster, grid, limits)
     if shared < 0 or shared + static > limits.max_shared_bytes_per_block:
         raise BadLaunch(
             f"{where}: {shared} bytes of dynamic and {static} of static shared memory were asked for; "
             f"the device allows {limits.max_shared_bytes_per_block} a block"
         )
+
+
+def _check_cluster(
+    where: str, cluster: tuple[int, int, int], grid: tuple[int, int, int], limits: DeviceInfo
+) -> None:  # fmt: skip
+    blocks = cluster[0] * cluster[1] * cluster[2]
+    if min(cluster) <= 0 or blocks > MOST_CLUSTER_BLOCKS:
+        raise BadLaunch(f"{where}: a cluster of {cluster} is not one of 1 to {MOST_CLUSTER_BLOCKS} blocks")
+    if any(size % part for size, part in zip(grid, cluster, strict=True)):
+        raise BadLaunch(f"{where}: a grid of {grid} is not a multiple of the cluster of {cluster}")
+    if blocks > 1 and int(limits.arch.removeprefix("sm_").rstrip("af")) < CLUSTER_ARCH:
+        raise BadLaunch(f"{where}: clusters need sm_{CLUSTER_ARCH} or later, and the device is {limits.arch}")

@@ -55,6 +55,8 @@ def _wire_step(step: Step) -> dict[str, Any]:
                 "grid": step.grid,
                 "block": step.block,
                 "shared_bytes": step.shared_bytes,
+                "cluster": step.cluster,
+                "cooperative": step.cooperative,
                 "args": [_wire_argument(arg) for arg in step.args],
             }
         case Memset():

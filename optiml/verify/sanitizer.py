@@ -20,7 +20,7 @@ import numpy as np
 
 from optiml.device.cuda_job import JobItem
 from optiml.device.plan import resolve_plan
-from optiml.device.wrapped import run_wrapped
+from optiml.device.wrapped import job_folder, run_wrapped
 from optiml.errors import Fault, OtherParty, ToolFailed, WorkerTimeout
 from optiml.problems.data import draw, storage_dtype
 from optiml.records import Build, DeviceInfo, Kernel, Problem
@@ -74,8 +74,8 @@ def sanitize(
         program: full path of compute-sanitizer.
         timeout_s: for each tool.
     """
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        found = list(pool.map(lambda tool: _run_tool(program, tool, items, gpu, timeout_s, cancelled), tools))
+    with job_folder(items, gpu=gpu) as folder, ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        found = list(pool.map(lambda tool: _run_tool(program, tool, folder, timeout_s, cancelled), tools))
     report: dict[str, str] = {
         tool: "clean" if fault is None else fault.kind for tool, (fault, _) in zip(tools, found, strict=True)
     }
@@ -87,17 +87,12 @@ def sanitize(
 
 
 def _run_tool(
-    program: Path,
-    tool: Tool,
-    items: Sequence[JobItem],
-    gpu: int,
-    timeout_s: float,
-    cancelled: threading.Event | None,
+    program: Path, tool: Tool, folder: Path, timeout_s: float, cancelled: threading.Event | None
 ) -> tuple[Fault | None, str | None]:
     """The first finding, or why nothing is known; neither if the kernel is clean."""
     options = ("--tool", tool, "--print-limit", PRINT_LIMIT, "--report-api-errors", "no", *OPTIONS[tool])
     try:
-        done = run_wrapped([str(program), *options], items, gpu=gpu, timeout_s=timeout_s, cancelled=cancelled)
+        done = run_wrapped([str(program), *options], folder, timeout_s=timeout_s, cancelled=cancelled)
     except WorkerTimeout:
         return None, f"did not end within {timeout_s:g} s"
     except ToolFailed as error:

@@ -667,7 +667,8 @@ class Verifier:
             expected, same_dtype = self._expect(problem, case.workload, inputs)
             if case.hidden and not _all_finite(problem, expected, same_dtype):
                 return None
-            allowed = self._allowed(problem, case, inputs, expected, same_dtype)
+            magnitudes = self._magnitudes(problem, case, inputs, expected)
+            allowed = self._allowed(problem, case, expected, same_dtype, magnitudes)
             if case.optional and allowed.hardness > CAP:
                 return None
             contents.append(filled(plan, inputs, rng, quiet_nan=run == 0))
@@ -713,14 +714,13 @@ class Verifier:
         self,
         problem: Problem,
         case: Case,
-        inputs: Mapping[str, Array],
         expected: Mapping[str, Array],
         same_dtype: Mapping[str, Array] | None,
+        magnitudes: Mapping[str, float],
     ) -> _Allowed:
         names = names_of(problem, case.workload.axes, case.workload.scalars)
         length = 1 if problem.accumulation is None else evaluate(problem.accumulation, names)
         scale = max((DATA_SCALE.get(label, 1.0) for label in case.distribution().values()), default=1.0)
-        magnitudes = self._magnitudes(problem, case, inputs, expected)
         tolerances: dict[str, Tolerance | None] = {}
         floors: dict[str, Tolerance | None] = {}
         hardest = 0.0
@@ -754,11 +754,7 @@ class Verifier:
                 outputs, _ = self._expect(problem, case.workload, inputs)
                 for name in few:
                     squares[name].append(rms(outputs[name]) ** 2)
-        given = [rms(to_float64(array, problem.inputs[name].dtype)) for name, array in inputs.items()
-                 if is_float(problem.inputs[name].dtype)]  # fmt: skip
-        scale = max(given, default=0.0)
-        found = {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}
-        return {name: scale if value <= VANISHED * scale else value for name, value in found.items()}
+        return _scaled(problem, inputs, squares)
 
     def _why_degenerate(self, problem: Problem) -> str | None:
         """The control output that the caller's cases cannot tell from a right one, or None; remembered."""
@@ -768,7 +764,8 @@ class Verifier:
             for index, case in enumerate(visible_cases(problem, random.Random(0), reduced=False)):
                 inputs = draw(problem, case.workload, seed=index)
                 expected, same = self._expect(problem, case.workload, inputs)
-                cases.append((expected, self._allowed(problem, case, inputs, expected, same).tolerances))
+                magnitudes = self._magnitudes(problem, case, inputs, expected)
+                cases.append((expected, self._allowed(problem, case, expected, same, magnitudes).tolerances))
             self._degenerate[key] = passing_control(problem, cases)
         return self._degenerate[key]
 
@@ -854,6 +851,8 @@ class Verifier:
         plan: Plan,
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
+        *,
+        others: Sequence[Mapping[str, Array]] = (),
     ) -> tuple[Reason, str] | None:
         """Why the arrays that a timed run left are wrong, or None.
 
@@ -862,26 +861,37 @@ class Verifier:
 
         Args:
             inputs: what the run was given; shorter arrays were repeated to size.
+            others: more inputs of the kind, for the magnitude of an output of few elements.
         """
-        whole = {
-            name: np.resize(array, plan.arrays[name].shape) if array.shape != plan.arrays[name].shape else array
-            for name, array in inputs.items()
-        }
+        whole = _resized(plan, inputs)
         for name, array in whole.items():
             if plan.arrays[name].role == "input" and array.tobytes() != outputs[name].tobytes():
                 return "mutated_input", f"{at_sizes(workload.axes)}: input {name} was changed in a timed run"
+        case = Case(workload=workload, seed=0, hidden=True)
         if cost(problem, workload) <= CHECKED_AGAIN_COST:
             expected, same_dtype = self._expect(problem, workload, whole)
+            magnitudes = self._magnitudes(problem, case, whole, expected)
         else:
-            contents = filled(plan, whole, random.Random(0), quiet_nan=True)
-            arrays = self._device.run(build, plan, (contents,), timeout_s=self._timeout_s).runs[0]
-            expected, same_dtype = {name: _widened(problem, name, arrays[name]) for name in problem.outputs}, None
-        case = Case(workload=workload, seed=0, hidden=True)
-        tolerances = self._allowed(problem, case, whole, expected, same_dtype).tolerances
+            fresh = [self._fresh(problem, build, plan, given) for given in (inputs, *others)]
+            expected, same_dtype = fresh[0], None
+            few = {name for name, array in expected.items() if array.size < FEW_ELEMENTS}
+            squares = {
+                name: [rms(item[name]) ** 2 for item in (fresh if name in few else fresh[:1])] for name in expected
+            }
+            magnitudes = _scaled(problem, whole, squares)
+        tolerances = self._allowed(problem, case, expected, same_dtype, magnitudes).tolerances
         for name, tensor in problem.outputs.items():
             if not compare(outputs[name], expected[name], tensor.dtype, tolerances[name]).ok:
                 return "state_across_runs", f"{at_sizes(workload.axes)}: {name} is wrong after a timed run"
         return None
+
+    def _fresh(
+        self, problem: Problem, build: Build, plan: Plan, inputs: Mapping[str, Array]
+    ) -> dict[str, Array]:  # fmt: skip
+        """Outputs of the first run after a fresh load, in float64 or integers."""
+        contents = filled(plan, _resized(plan, inputs), random.Random(0), quiet_nan=True)
+        arrays = self._device.run(build, plan, (contents,), timeout_s=self._timeout_s).runs[0]
+        return {name: _widened(problem, name, arrays[name]) for name in problem.outputs}
 
     # --- verdicts ----------------------------------------------------------------------------------------------------
     def _verdict(
@@ -934,6 +944,26 @@ class Verifier:
             uri=f"optiml://kernels/{identity}",
         )
         return dataclasses.replace(draft, summary=summary(draft, problem, log), next_action=next_action(draft))
+
+
+def _resized(plan: Plan, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Contents at the shapes of a plan; shorter ones repeated."""
+    return {
+        name: np.resize(array, plan.arrays[name].shape) if array.shape != plan.arrays[name].shape else array
+        for name, array in inputs.items()
+    }
+
+
+def _scaled(problem: Problem, inputs: Mapping[str, Array], squares: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Magnitude of each output from mean squares of several runs; that of the inputs where it is zero but for rounding.
+
+    Nothing else has a scale where an output is the difference of equals.
+    """
+    given = [rms(to_float64(array, problem.inputs[name].dtype)) for name, array in inputs.items()
+             if is_float(problem.inputs[name].dtype)]  # fmt: skip
+    scale = max(given, default=0.0)
+    found = {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}
+    return {name: scale if value <= VANISHED * scale else value for name, value in found.items()}
 
 
 def _widened(problem: Problem, name: str, array: Array) -> Array:

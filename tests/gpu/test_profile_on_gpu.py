@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from optiml.device.plan import Plan, PlannedArray, PlannedLaunch, Pointer
 from optiml.errors import SetupError, WorkerTimeout
 from optiml.measure.nsight import Ncu, open_ncu, profile_job
 from optiml.records import Build, Kernel, Launch
+from optiml.settings import read_settings
 from optiml.workbench import Workbench, seed_kernel
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +48,17 @@ def test_a_profile_carries_counters_or_says_why_not(gpu: Workbench, ncu: Ncu) ->
     assert again is not None
     assert again.cached
     assert time.monotonic() - started < 1.0
+
+
+def test_somebodys_program_is_profiled_with_a_filter(ncu: Ncu, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    text = "import torch; x = torch.ones(1 << 20, device='cuda'); torch.relu(x); (x @ x); torch.cuda.synchronize()"
+    with Workbench(
+        read_settings(environment={}, home=str(tmp_path), roots=(Path("/"),), device="cuda:0", allow_commands=True)
+    ) as bench:
+        report = bench.profile_command([sys.executable, "-c", text], kernel_regex="elementwise", launch_count=2)
+    assert report.kernels
+    assert all("elementwise" in kernel.name for kernel in report.kernels)
 
 
 def test_a_kernel_that_never_ends_is_stopped_under_the_profiler(gpu: Workbench, ncu: Ncu) -> None:

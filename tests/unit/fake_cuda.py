@@ -35,6 +35,8 @@ class FakeCuda:
     live: int = 0
     events: int = 0
     attributes: list[tuple[str, int]] = field(default_factory=list)
+    captured: list[Any] | None = None  # launches, while a stream is captured
+    node_attributes: list[tuple[str, Any]] = field(default_factory=list)
 
     def view(self, address: int, nbytes: int) -> np.ndarray[Any, Any]:
         return self.memory[address - BASE : address - BASE + nbytes]
@@ -63,7 +65,13 @@ class _Function:
         assert formats[0][-1] == "s"
 
     def prepared_async_call(self, grid: Any, block: Any, stream: Any, packed: bytes, *, shared_size: int) -> None:
-        self._cuda.kernels[self._symbol](self._cuda, *struct.unpack("<QQI", packed))
+        def run() -> None:
+            self._cuda.kernels[self._symbol](self._cuda, *struct.unpack("<QQI", packed))
+
+        if self._cuda.captured is None:
+            run()
+        else:
+            self._cuda.captured.append(run)
 
 
 class _Event:
@@ -142,6 +150,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeCuda, Any]:
     driver.module_from_buffer = lambda cubin: types.SimpleNamespace(get_function=lambda name: _Function(cuda, name))
     bindings.CUlimit = types.SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE=6)
     bindings.CUresult = types.SimpleNamespace(CUDA_SUCCESS=0)
+    bindings.cuGetErrorString = lambda status: (0, str(status).encode())
+    _add_graphs(cuda, bindings)
     bindings.cuCtxSetLimit = lambda limit, value: (0,)
     bindings.cuCtxResetPersistingL2Cache = lambda: (0,)
     pycuda: Any = types.ModuleType("pycuda")
@@ -157,3 +167,36 @@ def install(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeCuda, Any]:
     monkeypatch.setattr(context, "GUARD_BYTES", 1 << 10)
     monkeypatch.setitem(sys.modules, "optiml.device.cuda_context", context)
     return cuda, context
+
+
+def _add_graphs(cuda: FakeCuda, bindings: Any) -> None:
+    """Streams that are captured: a graph is the list of its launches, and launching it does them."""
+
+    def begin(stream: Any, mode: Any) -> tuple[int]:
+        cuda.captured = []
+        return (0,)
+
+    def end(stream: Any) -> tuple[int, list[Any]]:
+        taken, cuda.captured = cuda.captured, None
+        return 0, taken or []
+
+    def set_attribute(node: Any, name: str, value: Any) -> tuple[int]:
+        cuda.node_attributes.append((name, value))
+        return (0,)
+
+    def launch(graph: list[Any], stream: Any) -> tuple[int]:
+        for run in graph:
+            run()
+        return (0,)
+
+    bindings.CUstream = lambda handle: handle
+    bindings.CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+    bindings.CUkernelNodeAttrValue = lambda: types.SimpleNamespace(clusterDim=types.SimpleNamespace())
+    bindings.CUkernelNodeAttrID = types.SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE="cooperative", CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster"
+    )
+    bindings.cuStreamBeginCapture, bindings.cuStreamEndCapture = begin, end
+    bindings.cuGraphGetNodes = lambda graph, count: (0, graph[:count], len(graph))
+    bindings.cuGraphKernelNodeSetAttribute = set_attribute
+    bindings.cuGraphInstantiate = lambda graph, flags: (0, graph)
+    bindings.cuGraphLaunch = launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from test_measured import BUILD, KERNEL, PROBLEM
 from test_timing import INFO, ScriptedGpu
 
+from optiml.device.emulated import EmulatedDevice, emulated_info
 from optiml.errors import Fault
 from optiml.evaluate import Evaluator
 from optiml.measure.measured import MeasuredProfiler
-from optiml.records import Verdict
+from optiml.records import Build, Verdict
 from optiml.store import open_store
 from optiml.verify.sanitizer import TOOLS, Sanitized
+from optiml.workbench import Workbench
 
 ACCEPTED = Verdict(
     kernel_id="0" * 16, status="accepted", reason=None, detail=None, levels=("L0", "L1"), summary="", next_action="",
@@ -74,3 +77,109 @@ def test_a_time_below_what_the_bytes_need_is_not_believed(tmp_path: Path) -> Non
     made = evaluator(tmp_path, None)
     assert "less than" in (made._below_the_possible(PROBLEM, 5.0) or "")
     assert made._below_the_possible(PROBLEM, 30.0) is None
+
+
+class OneBuild:
+    """A compiler of one kernel."""
+
+    version = "one build"
+
+    def compile(self, kernel: Any, arch: str) -> Any:
+        return BUILD
+
+    def close(self) -> None: ...
+
+
+def judged_together(folder: Path, clean: bool) -> tuple[list[Verdict], list[int]]:
+    """Verdicts of two kernels that passed level 1, and how many cases each start of the sanitizers saw."""
+    starts: list[int] = []
+    fault = Fault(kind="race", line=7, detail="racecheck: two threads")
+
+    def sanitize(items: Any) -> Sanitized:
+        starts.append(len(items))
+        racing = not clean and any(launch.block == (96, 1, 1) for item in items for launch in item.plan.launches)
+        return Sanitized(report=dict.fromkeys(TOOLS, "race" if racing else "clean"), fault=fault if racing else None)
+
+    gpu: Any = ScriptedGpu(50.0)
+    never: Any = None
+    made = Evaluator(
+        compiler=OneBuild(), device=gpu, fresh_device=never, references=never, profiler=never,
+        store=open_store(folder, size_limit_bytes=1 << 20), kernel_timeout_s=1.0, sanitizer=sanitize,
+    )  # fmt: skip
+    other = dataclasses.replace(KERNEL, launches=(dataclasses.replace(KERNEL.launches[0], block=(96,)),))
+    for kernel in (KERNEL, other):
+        made._kept(kernel, PROBLEM, ACCEPTED, level="L1", seed=7, arch=None)
+    return made.verify_together([(KERNEL, PROBLEM), (other, PROBLEM)], seed=7), starts
+
+
+def test_kernels_judged_together_share_one_start_of_the_sanitizers(tmp_path: Path) -> None:
+    verdicts, starts = judged_together(tmp_path, clean=True)
+    assert [verdict.levels for verdict in verdicts] == [("L0", "L1", "L2")] * 2
+    assert len(starts) == 1
+
+
+def test_a_finding_among_kernels_judged_together_falls_on_the_one_that_has_it(tmp_path: Path) -> None:
+    verdicts, starts = judged_together(tmp_path, clean=False)
+    assert [verdict.reason for verdict in verdicts] == [None, "race"]
+    assert starts == [starts[1] + starts[2], starts[1], starts[2]]
+
+
+# --- the embedded device beside a GPU ---------------------------------------------------------------------------------
+CLEARED_BY_ONE = """/* optiml
+[[launch]]
+kernel = "total"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+*/
+extern "C" __global__ void total(const float* x, float* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i == 0) out[0] = 0.0f;
+  __threadfence();
+  if (i < n) atomicAdd(out, x[i]);
+}
+"""
+CLEARED_BEFORE = """/* optiml
+[[launch]]
+kernel = "clear"
+grid = [1]
+block = [1]
+args = ["out"]
+[[launch]]
+kernel = "total"
+grid = ["ceil_div(n, 256)"]
+block = [256]
+args = ["x", "out", "n"]
+*/
+extern "C" __global__ void clear(float* out) { out[0] = 0.0f; }
+extern "C" __global__ void total(const float* x, float* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) atomicAdd(out, x[i]);
+}
+"""
+
+
+@pytest.mark.parametrize(("source", "reason"), [(CLEARED_BY_ONE, "race"), (CLEARED_BEFORE, None)])
+def test_a_race_between_blocks_is_found_beside_a_gpu_that_starts_them_in_order(
+    bench: Workbench, tmp_path: Path, source: str, reason: str | None
+) -> None:
+    if bench.evaluator("emulator").device.info.engine != "native":
+        pytest.skip("races are looked for by the native engine, which is not built here")
+    problem = bench.problem("sum")
+    kernel = bench.kernel(source, problem)
+    embedded = EmulatedDevice(emulated_info("emulator:h200"))
+    inner = bench.evaluator("emulator")
+    build = inner.build(kernel, arch="sm_90")
+    gpu: Any = ScriptedGpu(50.0)
+    never: Any = None
+    made = Evaluator(
+        compiler=inner._compiler, device=gpu, fresh_device=never, references=inner._references,
+        profiler=never, store=open_store(tmp_path, size_limit_bytes=1 << 20), kernel_timeout_s=20.0, embedded=embedded,
+        sanitizer=lambda items: Sanitized(report=dict.fromkeys(TOOLS, "clean")),
+    )  # fmt: skip
+    try:
+        assert isinstance(build, Build)
+        verdict = made._at_level_two(kernel, problem, build, ACCEPTED, 7)
+    finally:
+        embedded.close()
+    assert (verdict.status, verdict.reason) == ("rejected" if reason else "accepted", reason), verdict.detail

@@ -67,6 +67,11 @@ def test_arguments_take_the_type_that_the_ptx_declares() -> None:
     )  # fmt: skip
 
 
+def test_clusters_and_cooperative_launches_are_kept() -> None:
+    launch = plan(cluster=[1], cooperative=True).launches[0]
+    assert (launch.cluster, launch.cooperative) == ((1, 1, 1), True)
+
+
 def test_an_empty_grid_skips_the_launch() -> None:
     assert plan(n=0).launches == ()
 
@@ -82,6 +87,9 @@ def test_an_empty_grid_skips_the_launch() -> None:
         ("", {"block": [1, 1, 65]}, "block"),
         ("", {"shared_bytes": 163 * 1024 + 1}, "shared"),
         ("", {"shared_bytes": -1}, "shared"),
+        ("", {"cluster": [2]}, "clusters need sm_90"),
+        ("", {"cluster": [3]}, "multiple of the cluster"),
+        ("", {"cluster": [16]}, "1 to 8 blocks"),
         ("", {"grid": ["n // (n - n)"]}, "divides by zero"),
         ("", {"args": ["x"]}, "takes 0 parameters and the plan gives 1"),
         (".param .u32 p", {"args": ["x"]}, "array is passed"),
