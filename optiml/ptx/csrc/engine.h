@@ -79,6 +79,7 @@ typedef struct {
 } Fault;
 
 typedef int (*Print)(int lane, uint64_t format, uint64_t arguments, uint32_t instruction);
+typedef int (*Compute)(uint32_t row, const void* const* operands, void* result);
 
 typedef struct {
     const Ins* instructions;
@@ -93,6 +94,7 @@ typedef struct {
     const int64_t* blocks;   /* linear ids to run, NULL for all */
     const uint8_t* parameters;
     Print print;
+    Compute compute;
     int64_t* segment_warps;
     int64_t* segment_threads;
     Space* spaces;

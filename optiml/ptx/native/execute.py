@@ -16,11 +16,12 @@ from optiml.ptx import memory
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder, _Traffic
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
 from optiml.ptx.native import splitting
-from optiml.ptx.native.library import PRINT, AllocationRecord, LaunchRecord, library
+from optiml.ptx.native.library import COMPUTE, PRINT, AllocationRecord, LaunchRecord, library
 from optiml.ptx.native.lowering import NativeLowering, NativeProgram, NotNative
-from optiml.ptx.opcodes import MALFORMED
+from optiml.ptx.opcodes import DTYPES, MALFORMED, Pure
 from optiml.ptx.parse import Module
 from optiml.ptx.printing import PRINTF_LIMIT, STRING_LIMIT, formatted
+from optiml.ptx.simt import WARP
 
 _SPACES = ("global_load", "global_store", "global_atomic", "local_load", "local_store", "shared_load", "shared_store",
            "shared_atomic")  # fmt: skip
@@ -162,9 +163,12 @@ def run(call: Call) -> tuple[Counters | None, str, int, int]:
     launch.fault.other_line = launch.fault.other_thread = -1
     printer = _Printer(call, engine)
     launch.print = printer.callback
+    numpy_functions = _Functions(native.functions)
+    launch.compute = numpy_functions.callback
     if engine.ptx_run(ctypes.byref(launch)):
-        if printer.error is not None:
-            raise printer.error
+        for helper in (printer, numpy_functions):
+            if helper.error is not None:
+                raise helper.error
         raise KernelFault(_fault(call, launch.fault))
     counters = None
     if call.count:
@@ -270,6 +274,49 @@ class _Printer:
         text = formatted(template, argument, text_at)[: self.room]
         self.room -= len(text)
         self.printed.append(text)
+
+
+class _Functions:
+    """Calls functions of the numpy engine on the registers of a warp; what goes wrong is kept for the caller."""
+
+    def __init__(self, rows: Sequence[Pure]) -> None:
+        self.rows = rows
+        self.error: OptimlError | None = None
+        self.callback = COMPUTE(self.one)
+
+    def one(self, number: int, operands: Any, result: int) -> int:
+        row = self.rows[number]
+        try:
+            with np.errstate(all="ignore"):
+                values = [_lanes(operands[k], token) for k, token in enumerate(row.inputs)]
+                value = np.broadcast_to(row.apply(*values), WARP)
+        except MALFORMED as error:  # an exception must not cross the C frames
+            self.error = Unsupported(f"a numpy function of the engine failed: {type(error).__name__}: {error}")
+            return 1
+        if row.output == "p":
+            bits = -value.astype(np.int32)
+        else:
+            bits = value.astype(_stored(row.output), copy=False)
+            if bits.dtype.kind != "i":
+                bits = bits.view(f"u{bits.dtype.itemsize}")
+        wide = np.dtype(f"{bits.dtype.kind}{max(4, bits.dtype.itemsize)}")
+        out = np.ascontiguousarray(bits, wide)
+        ctypes.memmove(result, out.ctypes.data, out.nbytes)
+        return 0
+
+
+def _stored(token: str) -> np.dtype[Any]:
+    """What a token stands for; integers of no particular sign are unsigned."""
+    return DTYPES.get(token) or DTYPES["u" + token[1:]]
+
+
+def _lanes(address: int, token: str) -> np.ndarray[Any, Any]:
+    """The values of an operand in the lanes of a warp, copied out of their registers."""
+    dtype = np.dtype(np.int32) if token == "p" else _stored(token)
+    word = max(4, dtype.itemsize)
+    bits = np.frombuffer(ctypes.string_at(address, word * WARP), f"u{word}")
+    values: np.ndarray[Any, Any] = bits.astype(f"u{dtype.itemsize}").view(dtype)
+    return values.astype(bool) if token == "p" else values
 
 
 def _coordinates(call: Call, linear: int, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

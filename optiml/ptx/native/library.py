@@ -11,6 +11,7 @@ from optiml.ptx.native import table
 from optiml.ptx.native.lowering import RECORD
 
 PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+COMPUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
 
 
 class FaultRecord(ctypes.Structure):
@@ -52,6 +53,7 @@ class LaunchRecord(ctypes.Structure):
         ("allocations", ctypes.POINTER(AllocationRecord)),
         *((name, ctypes.c_void_p) for name in ("blocks", "parameters")),
         ("print", PRINT),
+        ("compute", COMPUTE),
         *((name, ctypes.c_void_p) for name in ("segment_warps", "segment_threads", "spaces", "lines")),
         *((name, ctypes.c_int64) for name in (
             "branches", "divergent", "barrier_count", "warps", "block_count", "budget")),

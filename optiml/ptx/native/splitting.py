@@ -24,7 +24,8 @@ def _effects(*starts: str) -> frozenset[int]:
     return frozenset(number for name, number in table.EFFECT_NUMBERS.items() if name.startswith(starts))
 
 
-_ORDERED = _effects("clock_", "print")  # a clock counts all that ran before; text comes in the order of the blocks
+# A clock counts all that ran before; text comes in the order of the blocks; Python runs in one thread at a time.
+_ORDERED = _effects("clock_", "print", "numpy")
 _ATOMIC = _effects("atomic_", "barrier_object")
 _PLAIN = _effects("load_", "store_")
 
@@ -32,8 +33,9 @@ _PLAIN = _effects("load_", "store_")
 def may_be_divided(program: Any) -> bool:
     """Whether blocks of the kernel may run at the same time: none of them can take part in what another one does.
 
-    Not if it waits for the whole grid, reads the clock, prints or asserts, or touches global memory in a way that is
-    meant for other blocks: with atomics, or volatile, relaxed, acquire or release. Within a block all of that is fine.
+    Not if it waits for the whole grid, reads the clock, prints or asserts, needs a function of the numpy engine, or
+    touches global memory in a way that is meant for other blocks: with atomics, or volatile, relaxed, acquire or
+    release. Within a block all of that is fine.
     """
     if program.grid_barrier:
         return False
