@@ -137,6 +137,23 @@ def test_the_normal_tail_behind_gelu_keeps_its_relative_accuracy() -> None:
     np.testing.assert_allclose(reference("gelu")(x), exact, rtol=2e-14, atol=0.0)
 
 
+def test_gelu_works_in_blocks_that_do_not_show_and_keeps_the_dtype_that_it_was_given() -> None:
+    x = np.random.default_rng(5).standard_normal(3 * 16384 + 5)
+    whole = reference("gelu")(x)
+    for part in (slice(0, 7), slice(16380, 16390), slice(3 * 16384 - 2, None)):
+        np.testing.assert_array_equal(reference("gelu")(x[part]), whole[part])
+    for dtype in (np.float32, np.float16):
+        narrow = reference("gelu")(x.astype(dtype))
+        assert narrow.dtype == dtype
+        np.testing.assert_allclose(narrow, whole, rtol=2 * np.finfo(dtype).eps, atol=2 * np.finfo(dtype).eps)
+
+
+def test_gelu_hands_on_what_is_not_finite() -> None:
+    with np.errstate(invalid="ignore"):
+        found = reference("gelu")(np.array([np.nan, np.inf, 0.0, -300.0]))
+    np.testing.assert_array_equal(found, [np.nan, np.inf, 0.0, 0.0])
+
+
 @pytest.mark.parametrize("name", ["softmax", "cross_entropy"])
 def test_rows_beyond_the_range_of_exp_stay_finite(name: str) -> None:
     x = np.array([[1e4, -1e4, 9999.0], [-1e5, -1e5, -1e5]])
