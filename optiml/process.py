@@ -54,8 +54,9 @@ _PIPE_BYTES = 64 << 10
 _LIBRARY_THREADS = 4  # each thread of a numeric library reserves tens of MB, which counts as address space
 
 _BOOT = (
-    "import sys; root = sys.argv[1]; sys.path.insert(0, root); from optiml.process import child; "
-    "sys.path.remove(root); sys.path.append(root); child()"
+    "import sys; root, niceness = sys.argv[1:3]; sys.path.insert(0, root); "
+    "from optiml.niceness import be_nice; be_nice(int(niceness)); "  # before the imports that take long
+    "from optiml.process import child; sys.path.remove(root); sys.path.append(root); child()"
 )
 
 
@@ -72,6 +73,7 @@ class Worker:
         import_paths: folders where the child also finds modules, which makes them readable.
         start_timeout_s: for the interpreter and the imports of `module`; not part of a call's time.
         frame_limit_bytes: largest message in either direction.
+        niceness: how far the child, and all that it starts, lets others go first; at least as far as we do.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Worker:
         import_paths: Sequence[str | os.PathLike[str]] = (),
         start_timeout_s: float = 60.0,
         frame_limit_bytes: int = FRAME_LIMIT_BYTES,
+        niceness: int = 0,
     ) -> None:
         paths = tuple(os.path.abspath(path) for path in import_paths)
         policy = policy or Policy()
@@ -92,6 +95,7 @@ class Worker:
         self._import_paths = paths
         self._start_timeout_s = start_timeout_s
         self._frame_limit_bytes = frame_limit_bytes
+        self._niceness = niceness
         self._one_call = threading.Lock()
         self._state = threading.Lock()  # guards the three below
         self._child: _Child | None = None
@@ -209,7 +213,7 @@ class Worker:
         if self._child is not None and not self._child.has_spoken_or_ended():
             return self._child
         self._end_child()
-        child = _start_worker(self._policy, self._environment, self._frame_limit_bytes)
+        child = _start_worker(self._policy, self._environment, self._frame_limit_bytes, self._niceness)
         with self._state:
             self._child = child
             self._finalizer = weakref.finalize(self, child.end)
@@ -584,7 +588,7 @@ class _Child:
         return int(text) if text else None
 
 
-def _start_worker(policy: Policy, environment: Mapping[str, str], limit_bytes: int) -> _Child:
+def _start_worker(policy: Policy, environment: Mapping[str, str], limit_bytes: int, niceness: int = 0) -> _Child:
     reading, writing = os.pipe()
     try:
         child = _start_child(
@@ -592,6 +596,7 @@ def _start_worker(policy: Policy, environment: Mapping[str, str], limit_bytes: i
             environment,
             guarded=policy.processes,
             limit_bytes=limit_bytes,
+            niceness=niceness,
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
@@ -608,6 +613,7 @@ def _start_program(policy: Policy, environment: Mapping[str, str], *, has_stdin:
         environment,
         guarded=True,
         limit_bytes=FRAME_LIMIT_BYTES,
+        niceness=0,
         stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -621,6 +627,7 @@ def _start_child(
     *,
     guarded: bool,
     limit_bytes: int,
+    niceness: int,
     stdin: int,
     stdout: int,
     stderr: int,
@@ -637,7 +644,8 @@ def _start_child(
     try:
         popen = _spawner.start(
             [
-                *(sys.executable, "-I", "-B", "-c", _BOOT, _import_root(), str(os.getpid()), str(theirs.fileno())),
+                *(sys.executable, "-I", "-B", "-c", _BOOT, _import_root(), str(niceness)),
+                *(str(os.getpid()), str(theirs.fileno())),
                 *([] if status_writing is None else [str(status_writing)]),
             ],
             stdin=stdin,
@@ -757,7 +765,7 @@ _service: _Service | None = None
 def child() -> None:
     """The whole life of a child, from the arguments that `_start_child` gave it."""
     global _service
-    parent, channel_fd, *status_fds = (int(text) for text in sys.argv[2:])
+    parent, channel_fd, *status_fds = (int(text) for text in sys.argv[3:])
     os.set_inheritable(channel_fd, False)
     if status_fds:
         _leave_guard_behind(parent, channel_fd, status_fds[0])

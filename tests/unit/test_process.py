@@ -57,6 +57,15 @@ def test_a_call_brings_header_and_blobs_to_the_handler_and_its_answer_back(worke
     assert [bytes(blob) for blob in blobs[1:]] == [b"", b"abc"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel weighs no sessions here")
+def test_a_nice_worker_lets_other_sessions_go_first_too() -> None:
+    with new_worker(niceness=3) as nice:
+        nice.call({"do": "echo"}, timeout_s=SOON_S)
+        assert nice.pid is not None
+        assert os.getpriority(os.PRIO_PROCESS, nice.pid) == 3 + os.nice(0)
+        assert Path(f"/proc/{nice.pid}/autogroup").read_text().split()[-1] == str(3 + os.nice(0))
+
+
 def test_a_handler_may_ask_its_parent_while_it_works(worker: Worker) -> None:
     answer, _ = worker.call(
         {"do": "ask", "questions": 3}, timeout_s=SOON_S, on_question=lambda asked: {"twice": 2 * asked["number"]}

@@ -15,6 +15,7 @@ from optiml.errors import Fault, KernelFault, OptimlError, OtherParty, Unsupport
 from optiml.ptx import memory
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder, _Traffic
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
+from optiml.ptx.native import splitting
 from optiml.ptx.native.library import PRINT, AllocationRecord, LaunchRecord, library
 from optiml.ptx.native.lowering import NativeLowering, NativeProgram, NotNative
 from optiml.ptx.opcodes import MALFORMED
@@ -57,6 +58,7 @@ class Call:
         blocks: linear ids to run, None for the whole grid of `total`.
         checks: names of `CHECKS`.
         unwritten: byte that shared and local memory hold until something is written.
+        threads: threads of the host that may share the work.
     """
 
     program: NativeProgram
@@ -75,10 +77,11 @@ class Call:
     warp_instructions: int | None
     deadline: float | None
     l1_bytes: int
+    threads: int
 
 
-def run(call: Call) -> tuple[Counters | None, str, int]:
-    """Run a launch: counters if asked for, device printf text, number of blocks run.
+def run(call: Call) -> tuple[Counters | None, str, int, int]:
+    """Run a launch: counters if asked for, device printf text, number of blocks run, threads that shared the work.
 
     Raises:
         KernelFault: the kernel broke a rule or outlived its limits.
@@ -106,7 +109,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     count = max(call.allocations, default=FIRST_ALLOCATION - 1) + 1 - FIRST_ALLOCATION
     records = (AllocationRecord * max(1, count))()
     touched: dict[int, np.ndarray[Any, Any]] = {}
-    written = _written_allocations(call) if "race" in call.checks else frozenset()
+    written, read = (_allocations_behind(call, roots) for roots in (native.roots.written, native.roots.read))
     for number, allocation in call.allocations.items():
         record = records[number - FIRST_ALLOCATION]
         record.data = allocation.data.ctypes.data
@@ -116,7 +119,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
             record.last = pointer(np.zeros(sectors, np.uint64))
             touched[number] = np.zeros(sectors, np.uint8)
             record.touched = pointer(touched[number])
-        record.written = number in written
+        record.written, record.read = number in written, number in read
         if "uninitialised" in call.checks and allocation.valid is not None:
             record.valid = pointer(allocation.valid)
     launch.allocations = records
@@ -151,6 +154,11 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     launch.checks = sum(CHECKS[name] for name in call.checks)
     launch.max_order = native.max_order
     launch.unwritten = call.unwritten
+    # the checks compare what different blocks do, in the order in which they do it
+    launch.threads = call.threads if native.divisible and not call.checks else 1
+    launch.probe, launch.worthwhile = splitting.PROBE_INSTRUCTIONS, splitting.WORTHWHILE_INSTRUCTIONS
+    launch.copied_bytes = splitting.COPIED_BYTES
+    launch.line_count = len(native.lines)
     launch.fault.other_line = launch.fault.other_thread = -1
     printer = _Printer(call, engine)
     launch.print = printer.callback
@@ -161,12 +169,11 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     counters = None
     if call.count:
         counters = _counters(call, launch, warps, threads, spaces, lines, records, touched)
-    return counters, "".join(printer.printed), launch.block_count
+    return counters, "".join(printer.printed), launch.block_count, launch.parts
 
 
-def _written_allocations(call: Call) -> frozenset[int]:
-    """Numbers of the allocations that the kernel may write: only there can be races."""
-    roots = call.program.written
+def _allocations_behind(call: Call, roots: frozenset[int | str] | None) -> frozenset[int]:
+    """Numbers of the allocations that addresses lie in which come from `roots`; None stands for any address."""
     if roots is None:
         return frozenset(call.allocations)
     addresses = [call.addresses[root] if isinstance(root, str) else

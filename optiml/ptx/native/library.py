@@ -35,6 +35,7 @@ class AllocationRecord(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("last", "touched", "writer", "reader", "second_reader")),
         ("shift", ctypes.c_uint32),
         ("written", ctypes.c_uint32),
+        ("read", ctypes.c_uint32),
         ("valid", ctypes.c_void_p),
         ("sectors", ctypes.c_int64 * 3),
         ("misses", ctypes.c_int64),
@@ -56,13 +57,13 @@ class LaunchRecord(ctypes.Structure):
             "branches", "divergent", "barrier_count", "warps", "block_count", "budget")),
         ("deadline", ctypes.c_double),
         ("l1_sectors", ctypes.c_uint64),
-        ("executed", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("executed", "probe", "worthwhile", "copied_bytes")),
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         *((name, ctypes.c_uint32) for name in (
             "segment_count", "barrier_total", "special_count", "zero_count", "allocation_count", "register_bytes",
             "shared_bytes", "local_bytes", "parameter_bytes", "waits", "count", "checks", "max_order",
-            "together", "unwritten")),
+            "together", "unwritten", "threads", "parts", "line_count")),
         ("fault", FaultRecord),
     ]  # fmt: skip
 

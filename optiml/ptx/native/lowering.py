@@ -24,7 +24,8 @@ from optiml.ptx.inline import BUILTINS, Item, storage
 from optiml.ptx.lower import Lowering
 from optiml.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from optiml.ptx.native import matrices, table
-from optiml.ptx.native.origins import mark_retried_loads, written_roots
+from optiml.ptx.native.origins import Roots, mark_retried_loads, roots_of
+from optiml.ptx.native.splitting import may_be_divided
 from optiml.ptx.numerics import BOOL, F16, F32, U32, U64
 from optiml.ptx.opcodes import DTYPES, TOKENS, UnknownForm
 from optiml.ptx.parse import (
@@ -134,12 +135,14 @@ class NativeProgram:
     max_order: int
 
     @cached_property
-    def written(self) -> frozenset[int | str] | None:
-        """What the addresses of the kernel's stores and atomics come from: offsets of parameters, names of variables.
+    def roots(self) -> Roots:
+        """What the addresses come from that the kernel reads and writes."""
+        return roots_of(self.program)
 
-        None if some address may come from elsewhere, so that the kernel may write anywhere.
-        """
-        return written_roots(self.program)
+    @cached_property
+    def divisible(self) -> bool:
+        """Whether several threads of the host may share a launch."""
+        return may_be_divided(self.program)
 
 
 def _lane_bytes(dtype: np.dtype[Any]) -> int:
