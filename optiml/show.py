@@ -540,6 +540,9 @@ def show_generate_bench(found: GenerateBench) -> None:
             for item in found.arms
         ],
     )
+    for arm in found.arms:
+        if arm.counted and arm.texts != 1:
+            _line(f"{arm.arm}: {arm.counted}")
     for item in found.differences:
         _line(f"{item.first} - {item.second}: {item.mean:+.3f}, 95 % {item.ci95[0]:+.3f} to {item.ci95[1]:+.3f}")
 

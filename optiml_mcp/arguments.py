@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, TypeAdapter, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
-from optiml.codec import MAX_SOURCE_BYTES, decode
+from optiml.codec import MAX_SOURCE_BYTES, adapter_of, decode
 from optiml.errors import InvalidInput
 from optiml.records import STRICT, Dtype, Level
 
@@ -265,7 +265,7 @@ def _kind_of(value: Any) -> str:
 
 def schema_of(kind: type[Any]) -> dict[str, Any]:
     """The JSON schema of a tool's arguments, without what no client reads (titles, null alternatives)."""
-    schema = TypeAdapter(kind).json_schema()
+    schema = adapter_of(kind).json_schema()
     definitions = schema.pop("$defs", {})
     compact: dict[str, Any] = _compact(schema, definitions)
     compact.pop("description", None)

@@ -1,75 +1,120 @@
 """`optiml bench generate` for a mixture in two stages, so that the GPU is held for the writing alone.
 
     python tools/bench_mixture_replies.py write OUT/replies.json --home OUT [--samples 3]     where the GPU is
-    python tools/bench_mixture_replies.py judge OUT/replies.json -o benchmarks/generate.json  anywhere
+    python tools/bench_mixture_replies.py judge OUT/replies.json -o benchmarks/generate_tiny.json  anywhere
 
-`write` lets every expert alone, the router's choice and the mixture answer all prompts, side by side in large batches.
-`judge` runs the benchmark itself with those texts in the place of the models. OUT is what train_tiny_experts.py left.
+`write` lets every expert alone, the router's choice and the mixture answer all prompts, side by side in large batches
+that `--processes` children share. Texts that end for want of tokens count as they are. `judge` runs the benchmark with
+those texts in the place of the models. OUT is what train_tiny_experts.py left; the losses measured there go along.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import multiprocessing
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from optiml.bench.generate import bench_generate
 from optiml.bench.prompts import Prompt, load_prompts
 from optiml.codec import encode
+from optiml.errors import ModelFailed
 from optiml.generate.writer import SPREAD, kernel_task
 from optiml.llm.model import Completion, Message
-from optiml.mixture.child import Models
+from optiml.mixture.child import Models, active_experts
 from optiml.mixture.conversation import prompt_of
+from optiml.mixture.decode import Sampling
+from optiml.mixture.decode import write as draw
 from optiml.mixture.local import load_request
-from optiml.settings import read_settings
+from optiml.mixture.mixture import Mixture
+from optiml.settings import MixtureSettings, read_settings
 from optiml.workbench import Workbench
 
-ROUND = 1000  # between the seeds of the rounds of best-of-k
 ARMS = ("catalogue", "experts", "router_only", "best_of_k", "mixture")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The prompts of one arm that the same experts answer."""
+
+    mode: str | int  # the number of an expert, `router` or `mixture`
+    active: tuple[int, ...]
+    prompts: tuple[Prompt, ...]
 
 
 def write(options: argparse.Namespace) -> None:
     """Ask every arm for every prompt."""
-    settings = read_settings(home=str(options.home.resolve())).mixture
-    if settings is None:
-        raise SystemExit(f"{options.home} has no optiml.toml with a [mixture] table")
-    models = Models()  # in this process: nobody else waits for it
-    models.handle(load_request(settings), [])
+    settings = _settings(options)
     prompts = load_prompts()[: options.limit]
-    experts = list(range(len(settings.experts)))
-    jobs = [(mode, options.seed, options.samples) for mode in (*experts, "router", "mixture")]
-    jobs += [
-        (mode, options.seed + ROUND * turn, options.best_of) for mode in experts for turn in range(1, options.samples)
-    ]
-    replies: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
-    for mode, seed, samples in jobs:
-        samples = max(samples, options.best_of) if mode in experts and seed == options.seed else samples
-        rows = [prompt for prompt in prompts for _ in range(samples)]
-        asked = [prompt_of(kernel_task(item.problem, item.text), instructed=not settings.checkpoint) for item in rows]
-        sampling = {
-            "max_tokens": options.max_tokens,
-            "temperature": SPREAD,
-            "top_p": settings.top_p,
-            "seed": seed,
-            "stop": [],
-            "refresh": settings.refresh,
-        }
-        started = time.monotonic()
-        texts = models.handle({"op": "write", "prompts": asked, "sampling": sampling, "mode": mode}, [])[0]["texts"]
-        found = replies.setdefault(str(mode), {}).setdefault(str(seed), {})
-        for prompt, text in zip(rows, texts, strict=True):
-            found.setdefault(prompt.id, []).append(text)
-        print(f"{mode} seed {seed}: {len(rows)} texts in {time.monotonic() - started:.0f} s", flush=True)
+    mixture = _mixture(settings)
+    asked = [_question(item, settings) for item in prompts]
+    jobs = []
+    for mode in ("mixture", "router", *range(len(settings.experts))):
+        chosen = active_experts(mixture, asked, mode) or mixture.route(asked).active.tolist()
+        for active in sorted({tuple(row) for row in chosen}):
+            theirs = tuple(item for item, row in zip(prompts, chosen, strict=True) if tuple(row) == active)
+            jobs.append(Job(mode=mode, active=active, prompts=theirs))
+    replies: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    started = time.monotonic()
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+        for job, texts in zip(jobs, pool.map(answers, [options] * len(jobs), jobs), strict=True):
+            for number, text in enumerate(texts):
+                name = job.prompts[number // options.samples].id
+                replies.setdefault(str(job.mode), {}).setdefault(name, []).append(text)
+            ended = sum(text["ending"] == "stop" for text in texts)
+            spent = time.monotonic() - started
+            print(f"{job.mode} {job.active}: {len(texts)} texts, {ended} ended, {spent:.0f} s", flush=True)
+    losses = options.home / "losses.json"
     record = {
         "prompts": len(prompts),
         "experts": [Path(name).name for name in settings.experts],
         "seed": options.seed,
         "samples": options.samples,
+        "max_tokens": options.max_tokens,
+        "training": json.loads(losses.read_text()) if losses.exists() else None,
     }
     options.replies.write_text(json.dumps({**record, "replies": replies}) + "\n")
+
+
+def answers(options: argparse.Namespace, job: Job) -> list[dict[str, Any]]:
+    """The texts of a job, `samples` for each prompt."""
+    settings = _settings(options)
+    rows = [_question(item, settings) for item in job.prompts for _ in range(options.samples)]
+    sampling = Sampling(
+        max_tokens=options.max_tokens,
+        temperature=SPREAD,
+        top_p=settings.top_p,
+        seed=options.seed,
+        refresh=settings.refresh,
+    )
+    written = draw(_mixture(settings), rows, sampling, active=[job.active] * len(rows))
+    fields = ("text", "ending", "tokens_out", "active", "read", "forwarded")
+    return [{name: getattr(item, name) for name in fields} for item in written]
+
+
+def _settings(options: argparse.Namespace) -> MixtureSettings:
+    settings = read_settings(home=str(options.home.resolve())).mixture
+    if settings is None:
+        raise SystemExit(f"{options.home} has no optiml.toml with a [mixture] table")
+    return settings
+
+
+@functools.cache
+def _mixture(settings: MixtureSettings) -> Mixture:
+    models = Models()  # in this process: nobody else waits for it
+    models.handle(load_request(settings), [])
+    assert models.mixture is not None
+    return models.mixture
+
+
+def _question(item: Prompt, settings: MixtureSettings) -> str:
+    return prompt_of(kernel_task(item.problem, item.text), instructed=not settings.checkpoint)
 
 
 class Recorded:
@@ -94,8 +139,10 @@ class Recorded:
     def complete(
         self, messages: Sequence[Message], *, samples: int = 1, seed: int | None = None, **_: object
     ) -> tuple[Completion, ...]:
-        """The first `samples` texts that were written with this seed."""
-        texts = self._record["replies"][self._mode][str(seed)][self._ids[messages[-1].text]][:samples]
+        """The first `samples` texts that were written."""
+        texts = self._record["replies"][self._mode][self._ids[messages[-1].text]]
+        if seed != self._record["seed"] or samples > len(texts):
+            raise ModelFailed(f"{samples} texts with seed {seed} were asked for; {len(texts)} were recorded")
         return tuple(
             Completion(
                 text=text["text"],
@@ -103,7 +150,7 @@ class Recorded:
                 tokens_in=sum(text["read"]),
                 tokens_out=text["tokens_out"] + sum(text["forwarded"][1:]),
             )
-            for text in texts
+            for text in texts[:samples]
         )
 
     def close(self) -> None:
@@ -135,12 +182,19 @@ def judge(options: argparse.Namespace) -> None:
             seed=record["seed"],
             on_progress=lambda text: print(text, flush=True),
         )
-    result = {"what": "tiny experts trained from scratch on OptiML's own kernels", **encode(found)}
+    result = {
+        "what": "tiny experts trained from scratch on OptiML's own kernels: the table shows that the machinery works",
+        **encode(found),
+        "max_tokens": record["max_tokens"],
+        "training": record["training"],
+    }
     if options.output is not None:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
     for arm in found.arms:
         rates = "" if arm.every is None else f"build@1 {arm.every.build_at['1']} pass@1 {arm.every.pass_at['1']}"
         print(f"{arm.arm:28} {arm.status:8} {rates} {arm.why or ''}")
+        if arm.texts != 1:
+            print(f"  {arm.counted}")
     for gap in found.differences:
         print(f"{gap.first} - {gap.second}: {gap.mean:+.3f} {gap.ci95}")
 
@@ -152,8 +206,8 @@ def main() -> None:
     writing.add_argument("replies", type=Path)
     writing.add_argument("--home", type=Path, required=True, help="folder with optiml.toml")
     writing.add_argument("--samples", type=int, default=3)
-    writing.add_argument("--best-of", type=int, default=2, help="texts of one expert against one of the mixture")
     writing.add_argument("--max-tokens", type=int, default=1600)
+    writing.add_argument("--processes", type=int, default=1, help="children that write, each with the models")
     writing.add_argument("--seed", type=int, default=0)
     writing.add_argument("--limit", type=int, help="only the first prompts")
     writing.set_defaults(run=write)

@@ -1,6 +1,7 @@
 """Trains three tiny code models from scratch on the catalogue's kernels, a mixture on top of them, and measures both.
 
-    python tools/train_tiny_experts.py PAIRS.jsonl OUT [--seconds 60] [--mixture-steps 400] [--seeds 3]
+    optiml train-mixture PAIRS.jsonl --build [--dtypes float32]
+    python tools/train_tiny_experts.py PAIRS.jsonl... OUT [--seconds 60] [--mixture-steps 400] [--seeds 3]
 
 The experts are a Llama, a Qwen2 and a StarCoder2 model of a few million parameters, each with a tokenizer of its own.
 All see every family of operators that is trained on, then each goes on with a third of them: so they differ in what
@@ -11,19 +12,24 @@ Measured, in nats per character of the kernel, on two sets that no expert and no
 operators that were held out, and held-out strategies of the other families. Intervals: 95 % by bootstrap over
 strategies for each seed of the mixture's training, and Student's t over seeds.
 
-Every stage leaves a file or folder below OUT and is skipped where that exists; a mixture's training also goes on from
-its last checkpoint. `OUT/optiml.toml` then holds the settings to use the mixture: OPTIML_HOME=OUT optiml generate ...
+`--mixture-seconds` lowers the number of steps to what fits, the same for every seed. Every stage leaves a file or
+folder below OUT and is skipped where that exists; a mixture's training also goes on from its last checkpoint.
+`OUT/optiml.toml` then holds the settings to use the mixture: OPTIML_HOME=OUT optiml generate ...
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
+import multiprocessing
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +41,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from optiml.mixture.assembly import open_mixture
 from optiml.mixture.dataset import Record, read_records
 from optiml.mixture.files import locate
+from optiml.mixture.mixture import Mixture
 from optiml.mixture.training import HeldOut, Pair, Progress, TrainSettings, evaluate, train
 
 HELD_OUT_FAMILIES = ("softmax", "copy")
@@ -45,6 +52,7 @@ PARTS = (  # which families each expert goes on with
     ("gemm", "convolution", "pooling", "attention"),
 )
 CONTEXT = 4096
+TRIED = 12  # steps that say how long one takes
 EVALUATED = 96  # pairs at most in each held-out set
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -210,6 +218,65 @@ def _batch(rows: Sequence[list[int]], tokens: int, choice: np.random.Generator) 
     return taken
 
 
+# --- mixtures --------------------------------------------------------------------------------------------------------
+def new_mixture(folders: Sequence[Path], stacks: int, seed: int, options: argparse.Namespace) -> Mixture:
+    """An untrained mixture of the experts, another one for each seed."""
+    assembled = open_mixture(
+        [locate(str(folder)) for folder in folders],
+        shape={"stacks": stacks, "active": 2, "shared_width": 192, "heads": 6},
+        devices=(options.device,),
+        dtype="auto",
+    )
+    torch.manual_seed(seed)
+    for part in assembled.mixture.modules():
+        if isinstance(part, torch.nn.Linear):
+            torch.nn.init.normal_(part.weight, std=0.02)
+    return assembled.mixture
+
+
+def train_mixture(
+    folders: Sequence[Path], stacks: int, data: Data, settings: TrainSettings, options: argparse.Namespace
+) -> dict[str, HeldOut]:
+    """Train the mixture of one seed, and measure it on each held-out set."""
+    mixture = new_mixture(folders, stacks, settings.seed, options)
+    name = f"mixture-{settings.seed}"
+    started = time.monotonic()
+    train(mixture, data.training, settings, options.pairs[-1] / name, on_progress=partial(_told, name))
+    print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+    found = {
+        held_out: evaluate(mixture, pairs, refresh=settings.refresh)
+        for held_out, pairs in data.held_out.items()
+        if pairs
+    }
+    print(f"{name}: { ({held_out: item.means() for held_out, item in found.items()}) }", flush=True)
+    return found
+
+
+def side_by_side(jobs: Sequence[Callable[[], Any]], processes: int) -> list[Any]:
+    """The results of all jobs, in this process or in children."""
+    if processes == 1:
+        return [job() for job in jobs]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        return [found.result() for found in [pool.submit(job) for job in jobs]]
+
+
+def steps_within(seconds: float, mixture: Mixture, data: Data, settings: TrainSettings, out: Path) -> int:
+    """As many steps as fit, at most those of the settings; found once by training a little, and kept for later runs."""
+    kept = out / "steps.json"
+    if not kept.exists():
+        moments: list[float] = []
+        tried = dataclasses.replace(settings, steps=TRIED, fit=0.0, evaluate_every=TRIED)
+        trial = out / ".trial"
+        shutil.rmtree(trial, ignore_errors=True)
+        train(mixture, data.training, tried, trial, on_progress=lambda now: moments.append(time.monotonic()))
+        shutil.rmtree(trial)
+        middle = len(moments) // 2  # the first steps also load kernels
+        step_s = (moments[-1] - moments[middle]) / (len(moments) - 1 - middle)
+        kept.write_text(json.dumps(max(1, min(settings.steps, int(seconds / step_s)))))
+    steps: int = json.loads(kept.read_text())
+    return steps
+
+
 # --- measuring -------------------------------------------------------------------------------------------------------
 def summary(measured: Sequence[HeldOut], groups: Sequence[str]) -> dict[str, Any]:
     """Means and paired differences over the seeds of the mixture; experts are the same for every seed."""
@@ -260,6 +327,8 @@ def main() -> None:
     parser.add_argument("pairs", type=Path, nargs="+", help="JSONL files of optiml train-mixture --build, then OUT")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each expert")
     parser.add_argument("--mixture-steps", type=int, default=400)
+    parser.add_argument("--mixture-seconds", type=float, help="for the steps of each mixture by itself, at most")
+    parser.add_argument("--processes", type=int, default=1, help="experts, then seeds, trained side by side")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--width", type=int, default=224)
     parser.add_argument("--layers", type=int, default=8)
@@ -278,8 +347,9 @@ def main() -> None:
     kinds = ("llama", "qwen2", "starcoder2")
     folders = [out / "experts" / kind for kind in kinds]
     (out / "experts").mkdir(exist_ok=True)
-    for number, (kind, folder) in enumerate(zip(kinds, folders, strict=True)):
-        train_expert(
+    jobs = [
+        partial(
+            train_expert,
             folder,
             kind,
             data.training,
@@ -291,46 +361,41 @@ def main() -> None:
             batch_tokens=options.batch_tokens,
             device=device,
         )
+        for number, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
+    ]
+    side_by_side(jobs, options.processes)
 
     stacks = min(4, options.layers)
-    measured: dict[str, list[HeldOut]] = {name: [] for name in data.held_out}
-    for seed in range(options.seeds):
-        assembled = open_mixture(
-            [locate(str(folder)) for folder in folders],
-            shape={"stacks": stacks, "active": 2, "shared_width": 192, "heads": 6},
-            devices=(options.device,),
-            dtype="auto",
-        )
-        torch.manual_seed(seed)
-        for part in assembled.mixture.modules():  # another start for each seed
-            if isinstance(part, torch.nn.Linear):
-                torch.nn.init.normal_(part.weight, std=0.02)
-        settings = TrainSettings(
-            steps=options.mixture_steps,
-            batch=options.batch,
-            accumulate=1,
-            learning_rate=1e-3,
-            max_tokens=options.max_tokens,
-            evaluate_every=options.mixture_steps,
-            save_every=50,
-            seed=seed,
-        )
-        folder = out / f"mixture-{seed}"
-        started = time.monotonic()
-        train(assembled.mixture, data.training, settings, folder, on_progress=_told)
-        print(f"mixture {seed}: {time.monotonic() - started:.0f} s", flush=True)
-        for name, pairs in data.held_out.items():
-            if pairs:
-                measured[name].append(evaluate(assembled.mixture, pairs, refresh=settings.refresh))
-                print(f"mixture {seed}, held-out {name}: {measured[name][-1].means()}", flush=True)
+    settings = TrainSettings(
+        steps=options.mixture_steps,
+        batch=options.batch,
+        accumulate=1,
+        learning_rate=1e-3,
+        max_tokens=options.max_tokens,
+        evaluate_every=options.mixture_steps,
+        save_every=50,
+    )
+    if options.mixture_seconds is not None:
+        steps = steps_within(options.mixture_seconds, new_mixture(folders, stacks, 0, options), data, settings, out)
+        settings = dataclasses.replace(settings, steps=steps, evaluate_every=steps)
+        print(f"{settings.steps} steps of a mixture fit into {options.mixture_seconds:.0f} s", flush=True)
+    per_seed = side_by_side(
+        [
+            partial(train_mixture, folders, stacks, data, dataclasses.replace(settings, seed=seed), options)
+            for seed in range(options.seeds)
+        ],
+        options.processes,
+    )
+    measured = {name: [found[name] for found in per_seed] for name, pairs in data.held_out.items() if pairs}
     table = {
         "what": "tiny experts trained from scratch on OptiML's own kernels; loss in nats per character of the kernel",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "torch": torch.__version__,
         "options": {name: value for name, value in vars(options).items() if name != "pairs"},
+        "mixture_steps": settings.steps,
         "training_pairs": len(data.training),
         "held_out_families": list(HELD_OUT_FAMILIES),
-        "held_out": {name: summary(found, data.groups[name]) for name, found in measured.items() if found},
+        "held_out": {name: summary(found, data.groups[name]) for name, found in measured.items()},
     }
     (out / "losses.json").write_text(json.dumps(table, indent=1) + "\n")
     listed = ", ".join(json.dumps(str(folder.resolve())) for folder in folders)
@@ -341,9 +406,11 @@ def main() -> None:
     print(json.dumps(table["held_out"], indent=1), flush=True)
 
 
-def _told(now: Progress) -> None:
+def _told(name: str, now: Progress) -> None:
     if now.step % 20 == 0 or now.step == now.steps:
-        print(f"  {now.step}/{now.steps} " + "  ".join(f"{k} {v:.3f}" for k, v in now.terms.items()), flush=True)
+        print(
+            f"  {name}: {now.step}/{now.steps} " + "  ".join(f"{k} {v:.3f}" for k, v in now.terms.items()), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb
+from math import comb, floor
 
 import numpy as np
 
@@ -21,6 +21,21 @@ def at_k(samples: int, right: int, k: int) -> float | None:
     if not 0 <= right <= samples or k < 1:
         raise ValueError(f"{right} of {samples} at k = {k}")
     return None if samples < k else 1.0 - comb(samples - right, k) / comb(samples, k)
+
+
+def at_budget(samples: int, right: int, texts: float) -> float | None:
+    """`at_k` of a mean number of texts: the whole number below or the one above is drawn, so often that the mean holds.
+
+    Returns:
+        None where fewer samples were drawn than the larger of the two.
+    """
+    few = floor(texts)
+    more = texts - few
+    at_few = at_k(samples, right, few)
+    if at_few is None or more == 0:
+        return at_few
+    at_more = at_k(samples, right, few + 1)
+    return None if at_more is None else (1 - more) * at_few + more * at_more
 
 
 def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float] | None:

@@ -4,16 +4,21 @@ Arms: the catalogue, and for the models that are set up: each expert alone (the 
 alone (the expert that it chooses answers by itself), the best of as many texts of the best expert as cost the tokens of
 one text of the mixture, and the mixture. The problem of the prompt says whether a kernel is right, never the
 generator's own reading of it. An arm whose model is not set up is reported as not run.
+
+One attempt of an arm is one text, but for best-of-k, whose attempt is k texts of which the verifier chooses: it passes
+where any of them does. k is the ratio of the tokens that the mixture and the expert spent on a text, which is no whole
+number: the ones below and above are mixed so that both sides spend the same on average. `counted` says so in results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
-from optiml.bench.estimators import at_k, interval, paired
+from optiml.bench.estimators import at_budget, interval, paired
 from optiml.bench.prompts import Prompt
 from optiml.errors import InvalidInput, ModelFailed
 from optiml.generate.reply import kernel_in
@@ -25,6 +30,7 @@ from optiml.workbench import Workbench
 KS = (1, 5, 10)
 ARMS = ("catalogue", "chat", "experts", "router_only", "best_of_k", "mixture")
 MOST_DRAWN = 64  # texts of one expert that stand against one text of the mixture
+ONE_TEXT = "an attempt is one text; it passes where the kernel in it is accepted"
 Progress = Callable[[str], None]
 
 
@@ -43,7 +49,7 @@ class PromptResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """build@k and pass@k by k, with a 95 % interval of pass@1; None where fewer than k samples were drawn."""
+    """build@k and pass@k of k attempts, with a 95 % interval of pass@1; None where too few texts were drawn."""
 
     prompts: int
     build_at: Mapping[str, float | None]
@@ -66,6 +72,9 @@ class ArmResult:
     refused: int = 0
     tokens_out: int | None = None
     results: tuple[PromptResult, ...] = ()
+    texts: float = 1.0  # in one attempt, on average
+    tokens_per_attempt: float | None = None  # written, by all experts at work; what they read first is not counted
+    counted: str = ""  # what an attempt is and when it passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,29 +198,18 @@ class _Runner:
         arm = f"best_of_k:{name}"
         if best is None or whole is None or whole.status != "done":
             return _not_run(arm, "it needs the arms experts and mixture")
-        if not best.tokens_out or not whole.tokens_out:
+        if not best.tokens_per_attempt or not whole.tokens_per_attempt:
             return _not_run(arm, "a model does not say how many tokens it wrote")
         expert = next(part for part in mixture.experts() if f"expert:{part.name}" == best.arm)
-        ratio = whole.tokens_out / best.tokens_out
-        drawn = min(MOST_DRAWN, max(1, int(np.floor(ratio))))
-        results = []
-        for prompt in self.prompts:
+        ratio = whole.tokens_per_attempt / best.tokens_per_attempt
+        texts = round(min(float(MOST_DRAWN), max(1.0, ratio)), 3)
+        results: Sequence[PromptResult] = best.results
+        if ceil(texts) > self.samples:
             try:
-                rounds = [self._written(arm, prompt, expert, samples=drawn, shift=n) for n in range(self.samples)]
+                results = [self._written(arm, prompt, expert, samples=ceil(texts)) for prompt in self.prompts]
             except ModelFailed as error:
                 return ArmResult(arm=arm, model=expert.name, status="failed", why=f"{error.code}: {error}")
-            results.append(
-                PromptResult(
-                    prompt=prompt.id,
-                    inside=prompt.inside,
-                    samples=self.samples,
-                    built=sum(item.built > 0 for item in rounds),
-                    passed=sum(item.passed > 0 for item in rounds),
-                    tokens_out=_total([item.tokens_out for item in rounds]),
-                    outcome=rounds[0].outcome,
-                )
-            )
-        return _arm(arm, f"{expert.name}, best of {drawn}", results)
+        return _arm(arm, expert.name, results, texts=texts, counted=_equal_tokens(best, whole, texts, ratio))
 
     # --- one prompt --------------------------------------------------------------------------------------------------
     def _from_catalogue(self, prompt: Prompt) -> PromptResult:
@@ -223,16 +221,12 @@ class _Runner:
         return self._result("catalogue", prompt, [self._judged(made.candidates[0].kernel, prompt)], tokens=0)
 
     def _written(
-        self, arm: str, prompt: Prompt, model: Model, *, samples: int | None = None, shift: int = 0
-    ) -> PromptResult:
+        self, arm: str, prompt: Prompt, model: Model, *, samples: int | None = None
+    ) -> PromptResult:  # fmt: skip
         count = samples or self.samples
+        question = kernel_task(prompt.problem, prompt.text)
         try:
-            texts = model.complete(
-                kernel_task(prompt.problem, prompt.text),
-                samples=count,
-                temperature=SPREAD,
-                seed=self.seed + 1000 * shift,
-            )
+            texts = model.complete(question, samples=count, temperature=SPREAD, seed=self.seed)
         except ModelFailed as error:
             if error.code != "model_reply_unusable":
                 raise
@@ -269,18 +263,41 @@ class _Runner:
 
 
 # --- summing up ------------------------------------------------------------------------------------------------------
-def _arm(arm: str, model: str | None, results: Sequence[PromptResult]) -> ArmResult:
+def _arm(
+    arm: str, model: str | None, results: Sequence[PromptResult], *, texts: float = 1.0, counted: str = ONE_TEXT
+) -> ArmResult:
+    tokens = _total([item.tokens_out for item in results])
+    written = sum(item.samples for item in results)
     return ArmResult(
         arm=arm,
         model=model,
         status="done",
-        every=_rates(results),
-        inside=_rates([item for item in results if item.inside]),
-        outside=_rates([item for item in results if not item.inside]),
+        every=_rates(results, texts),
+        inside=_rates([item for item in results if item.inside], texts),
+        outside=_rates([item for item in results if not item.inside], texts),
         wrong_problems=sum(item.outcome == "wrong_problem" for item in results),
         refused=sum(item.outcome == "refused" for item in results),
-        tokens_out=_total([item.tokens_out for item in results]),
+        tokens_out=tokens,
         results=tuple(results),
+        texts=texts,
+        tokens_per_attempt=None if tokens is None or not written else round(texts * tokens / written, 1),
+        counted=counted,
+    )
+
+
+def _equal_tokens(best: ArmResult, whole: ArmResult, texts: float, ratio: float) -> str:
+    """What an attempt of best-of-k is, with the tokens of both sides."""
+    few = int(texts)
+    drawn = f"{few}" if few == texts else f"{few} or {few + 1} (mean {texts:.2f})"
+    spent = texts * (best.tokens_per_attempt or 0.0)
+    limited = (
+        ""
+        if 1 <= ratio <= MOST_DRAWN
+        else f"; the tokens would pay for {ratio:.2f}, at least 1 and at most {MOST_DRAWN} count"
+    )
+    return (
+        f"an attempt is {drawn} texts of {best.arm}, {spent:.0f} tokens against {whole.tokens_per_attempt:.0f} of the "
+        f"mixture's one text{limited}; it passes where the verifier accepts any of them"
     )
 
 
@@ -288,9 +305,9 @@ def _not_run(arm: str, why: str) -> ArmResult:
     return ArmResult(arm=arm, model=None, status="not run", why=why)
 
 
-def _rates(results: Sequence[PromptResult]) -> Rates:
+def _rates(results: Sequence[PromptResult], texts: float) -> Rates:
     def mean_at(k: int, count: Callable[[PromptResult], int]) -> float | None:
-        values = [at_k(item.samples, count(item), k) for item in results]
+        values = [at_budget(item.samples, count(item), k * texts) for item in results]
         known = [value for value in values if value is not None]
         return round(float(np.mean(known)), 4) if known and len(known) == len(values) else None
 
@@ -298,8 +315,13 @@ def _rates(results: Sequence[PromptResult]) -> Rates:
         prompts=len(results),
         build_at={str(k): mean_at(k, lambda item: item.built) for k in KS},
         pass_at={str(k): mean_at(k, lambda item: item.passed) for k in KS},
-        pass_at_1_ci95=interval([item.passed / item.samples for item in results]),
+        pass_at_1_ci95=interval(_passes(results, texts)),
     )
+
+
+def _passes(results: Sequence[PromptResult], texts: float) -> list[float]:
+    """pass@1 of each prompt."""
+    return [at_budget(item.samples, item.passed, texts) or 0.0 for item in results]
 
 
 def _best(experts: Sequence[ArmResult]) -> ArmResult | None:
@@ -318,7 +340,7 @@ def _differences(arms: Sequence[ArmResult], best: ArmResult | None) -> tuple[Dif
     for first, second in pairs:
         if second.arm.startswith("expert:") and second is not best:
             continue
-        mean, ci95 = paired(*([item.passed / item.samples for item in arm.results] for arm in (first, second)))
+        mean, ci95 = paired(*(_passes(arm.results, arm.texts) for arm in (first, second)))
         found.append(Difference(first=first.arm, second=second.arm, mean=mean, ci95=ci95))
     return tuple(found)
 

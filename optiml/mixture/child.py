@@ -21,10 +21,10 @@ Reply = tuple[dict[str, Any], Sequence[bytes]]
 
 
 class Models:
-    """The mixture of this process, once it is loaded."""
+    """The mixture of this process, None before it is loaded."""
 
     def __init__(self) -> None:
-        self._mixture: Mixture | None = None
+        self.mixture: Mixture | None = None
 
     def handle(self, header: dict[str, Any], blobs: Sequence[memoryview]) -> Reply:
         """Answer `load` or `write`."""
@@ -43,23 +43,23 @@ class Models:
             dtype=header["dtype"],
             four_bit=header["four_bit"],
         )
-        self._mixture = assembled.mixture
+        self.mixture = assembled.mixture
         return {
-            "experts": [expert.name for expert in self._mixture.experts],
-            "device": str(self._mixture.device),
+            "experts": [expert.name for expert in self.mixture.experts],
+            "device": str(self.mixture.device),
             "seconds": time.monotonic() - started,
         }
 
     def _write(self, header: dict[str, Any]) -> dict[str, Any]:
-        if self._mixture is None:
+        if self.mixture is None:
             raise InvalidInput("no models were loaded")
         prompts = header["prompts"]
         try:
             written = write(
-                self._mixture,
+                self.mixture,
                 prompts,
                 Sampling(**{**header["sampling"], "stop": tuple(header["sampling"]["stop"])}),
-                active=_active(self._mixture, prompts, header["mode"]),
+                active=active_experts(self.mixture, prompts, header["mode"]),
             )
         except torch.OutOfMemoryError as error:
             raise ModelFailed(
@@ -73,7 +73,7 @@ def _files(record: dict[str, Any] | None) -> ExpertFiles | None:
     return None if record is None else ExpertFiles(**{**record, "path": Path(record["path"])})
 
 
-def _active(mixture: Mixture, prompts: Sequence[str], mode: str | int) -> list[tuple[int, ...]] | None:
+def active_experts(mixture: Mixture, prompts: Sequence[str], mode: str | int) -> list[tuple[int, ...]] | None:
     """The experts of each prompt: the router's (`mixture`), only its first one (`router`), or a fixed one."""
     if mode == "mixture":
         return None

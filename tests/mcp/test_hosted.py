@@ -1,6 +1,7 @@
 """Long work in processes of its own: same answers, killed when nobody waits for it, replaced when it dies."""
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -20,8 +21,11 @@ from mcp import Client
 from test_asktell import COALESCED, SCALE, SEED, call, program
 from test_running import alive, descendants, until
 
+from optiml.codec import adapter_of
 from optiml.errors import InvalidInput, NotAccepted, WorkerDied
+from optiml.records import Generated, Judgement, Profile, SearchResult, Verdict
 from optiml.settings import ModelEndpoint, Settings, TextMixture, read_settings
+from optiml_mcp.__main__ import here_for_good
 from optiml_mcp.background import Cancellation
 from optiml_mcp.hosted import HostedWorkbench, settings_from_json, settings_to_json
 
@@ -53,6 +57,33 @@ def test_a_host_verifies_and_the_server_then_answers_from_the_store(hosted: Host
     assert hosted.known_profile(verdict.kernel_id, SCALE) is not None
     assert ".visible .entry scale" in hosted.ptx(verdict.kernel_id)
     assert hosted.judge(SCALE, SEED, verdict.kernel_id).verdict in ("try", "measure_again")
+
+
+def test_whoever_asks_the_server_itself_goes_before_the_work_of_its_hosts(hosted: HostedWorkbench) -> None:
+    hosted.verify(KERNEL, SCALE)
+    hosts = [worker.pid for worker, _ in hosted._hosts._idle if worker.pid is not None]
+    working = {pid for host in hosts for pid in (host, *descendants(host))}
+    assert len(working) > len(hosts)
+    assert all(os.getpriority(os.PRIO_PROCESS, pid) > os.nice(0) for pid in working)
+
+
+def test_the_garbage_collector_leaves_alone_what_is_here_for_good() -> None:
+    kept_before = gc.get_freeze_count()
+    try:
+        with here_for_good():
+            module = [[number] for number in range(1000)]
+        assert gc.get_freeze_count() - kept_before > len(module)
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+
+
+def test_what_reads_the_answers_of_hosts_is_built_before_the_first_one_comes(
+    hosted: HostedWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optiml.codec.TypeAdapter", None)  # whoever builds one now, fails
+    for kind in (Verdict, Profile, Judgement, Generated, SearchResult):
+        assert adapter_of(kind)
 
 
 def test_an_error_of_a_host_is_raised_here_with_its_code(hosted: HostedWorkbench) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llm_fakes import ScriptedModel, fenced
 
-from optiml.bench.estimators import at_k, interval, paired
+from optiml.bench.estimators import at_budget, at_k, interval, paired
 from optiml.bench.generate import PromptResult, bench_generate
 from optiml.bench.prompts import load_prompts
 from optiml.bench.search import SUITE, bench_search
@@ -16,7 +18,7 @@ from optiml.errors import InvalidInput, ModelFailed
 from optiml.generate.intent import read_intent
 from optiml.generate.template import kernel_template
 from optiml.kernel_file import write_kernel_text
-from optiml.llm.model import Ensemble, Model
+from optiml.llm.model import Completion, Ensemble, Message, Model
 from optiml.llm.text_mixture import Expert, TextMixture
 from optiml.problems.problem import builtin_names
 from optiml.settings import Settings
@@ -36,6 +38,12 @@ def test_pass_at_k_needs_k_samples() -> None:
     assert at_k(4, 4, 5) is None
     with pytest.raises(ValueError):
         at_k(4, 5, 1)
+
+
+def test_a_budget_between_two_numbers_of_texts_mixes_their_rates() -> None:
+    assert at_budget(4, 1, 1.25) == pytest.approx(0.75 * 0.25 + 0.25 * 0.5)
+    assert at_budget(4, 1, 2.0) == at_k(4, 1, 2)
+    assert at_budget(2, 1, 2.1) is None
 
 
 def test_a_paired_interval_is_narrower_than_two_separate_ones() -> None:
@@ -117,6 +125,63 @@ def test_texts_of_a_model_are_counted_as_they_are(bench: Workbench) -> None:
         ),
     )  # fmt: skip
     assert [(item.first, item.second) for item in found.differences] == [("chat", "catalogue")]
+
+
+class Counting:
+    """An `Ensemble` whose mixture is always wrong, and spends 3 tokens where its only expert spends 2."""
+
+    name = "mixture"
+
+    def __init__(self, texts: list[str]) -> None:
+        self.expert = Fixed("only", texts, tokens=2)
+
+    def experts(self) -> tuple[Model, ...]:
+        return (self.expert,)
+
+    def router_only(self) -> Model:
+        return Fixed("router", ["no"] * 4, tokens=2)
+
+    def complete(self, messages: Sequence[Message], **options: Any) -> tuple[Completion, ...]:
+        return Fixed("mixture", ["no"] * 4, tokens=3).complete(messages, **options)
+
+    def close(self) -> None:
+        pass
+
+
+class Fixed:
+    """A `Model` that always writes the same texts."""
+
+    def __init__(self, name: str, texts: list[str], *, tokens: int) -> None:
+        self.name, self._texts, self._tokens = name, texts, tokens
+
+    def complete(self, messages: Sequence[Message], *, samples: int = 1, **_: Any) -> tuple[Completion, ...]:
+        return tuple(
+            Completion(text=text, finish_reason="stop", tokens_in=1, tokens_out=self._tokens)
+            for text in self._texts[:samples]
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def test_best_of_k_has_the_tokens_of_the_mixture_and_says_so(bench: Workbench) -> None:
+    found, arms = arms_of(bench, {"mixture": Counting([GOOD, "no", "no", "no"])}, samples=4)
+    best = arms["best_of_k:mixture"]
+    assert (best.texts, best.tokens_per_attempt, arms["mixture"].tokens_per_attempt) == (1.5, 3.0, 3.0)
+    assert best.every is not None
+    assert best.every.pass_at["1"] == pytest.approx((0.25 + 0.5) / 2)
+    assert "1 or 2 (mean 1.50) texts of expert:only, 3 tokens against 3" in best.counted
+    assert "any of them" in best.counted
+    (gap,) = [item for item in found.differences if item.second == "best_of_k:mixture"]
+    assert gap.mean == pytest.approx(-0.375)
+
+
+def test_best_of_k_draws_again_where_too_few_texts_are_there(bench: Workbench) -> None:
+    _, arms = arms_of(bench, {"mixture": Counting(["no", GOOD])}, samples=1)
+    assert arms["expert:only"].results[0].passed == 0
+    assert arms["best_of_k:mixture"].results[0].samples == 2
+    assert arms["best_of_k:mixture"].every is not None
+    assert arms["best_of_k:mixture"].every.pass_at["1"] == pytest.approx(0.75)
 
 
 def test_a_mixture_is_measured_against_its_parts_at_its_own_cost(bench: Workbench) -> None:
