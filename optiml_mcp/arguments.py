@@ -247,6 +247,9 @@ def spec(value: Any, name: str) -> str | dict[str, Any]:
             value = json.loads(value)
         except ValueError as error:
             raise InvalidInput(f"{name} starts like JSON but is none: {error}") from error
+        except RecursionError as error:
+            raise InvalidInput(f"{name} is nested deeper than {_MOST_NESTED} levels: flatten it") from error
+        check_texts(value, where=name)  # the escapes in it stood for other characters
     if not isinstance(value, str | dict):
         raise InvalidInput(f"{name} must be a string or an object, not {_kind_of(value)}")
     if value in ("", {}):
