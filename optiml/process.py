@@ -305,6 +305,7 @@ def run(
     cancelled: threading.Event | None = None,
     confined: bool = False,
     stop_at_cap: bool = False,
+    enough: Callable[[bytes], bool] | None = None,
 ) -> Finished:
     """Run an outside program under `policy` and wait for it; no process of it remains.
 
@@ -316,6 +317,7 @@ def run(
         stdin: fed to the program.
         output_cap_bytes: kept of each output; the rest is read and dropped.
         stop_at_cap: end the program as soon as an output is longer than that.
+        enough: end the program as soon as this is true of what it has written to its standard output.
         environment: variables added to the few that it gets.
         cancelled: set by another thread to end the program early.
         confined: do not start it where the sandbox is not strong enough for a stranger's code (`Layers.strong`).
@@ -352,7 +354,7 @@ def run(
         with contextlib.suppress(EOFError):  # the end of file is the exec that succeeded
             reply, _ = child.channel.receive(deadline=deadline)
             raise ToolFailed(f"{name} could not be started: {reply.get('failed')}")
-        output = _Conversation(child, stdin, output_cap_bytes, stop_at_cap=stop_at_cap)
+        output = _Conversation(child, stdin, output_cap_bytes, stop_at_cap=stop_at_cap, enough=enough)
         status = output.hold(deadline, cancelled)
     except TimeoutError:
         raise WorkerTimeout(f"{name} did not end within {timeout_s:g} s and was stopped") from None
@@ -384,11 +386,20 @@ class _Cancelled(Exception):
 class _Conversation:
     """Feeds a program, drains both its outputs up to a cap, and waits for the guard to report its end."""
 
-    def __init__(self, child: _Child, stdin: bytes, cap_bytes: int, *, stop_at_cap: bool) -> None:
+    def __init__(
+        self,
+        child: _Child,
+        stdin: bytes,
+        cap_bytes: int,
+        *,
+        stop_at_cap: bool,
+        enough: Callable[[bytes], bool] | None,
+    ) -> None:
         self.stdout, self.stderr, self.truncated = bytearray(), bytearray(), False
         self._child = child
         self._cap_bytes = cap_bytes
         self._stop_at_cap = stop_at_cap
+        self._enough = enough
         self._unsent = memoryview(stdin)
         self._status: int | None = None
         self._selector = selectors.DefaultSelector()
@@ -416,6 +427,8 @@ class _Conversation:
                 for key, _ in self._selector.select(wait_s):
                     self._advance(key)
                 if self._stop_at_cap and self.truncated:
+                    return -int(signal.SIGKILL)
+                if self._enough is not None and self._enough(bytes(self.stdout)):
                     return -int(signal.SIGKILL)
         if self._status is None:
             raise EOFError("the guard of a program was killed")

@@ -386,6 +386,15 @@ def test_a_program_gets_its_stdin_whole_and_both_outputs_are_drained() -> None:
     assert finished.stderr == b"problem\n"
 
 
+def test_a_program_that_has_said_enough_is_ended() -> None:
+    script = "echo first; echo second; exec sleep 1000"
+    finished = run(
+        ["sh", "-c", script], policy=PROCESSES, timeout_s=SOON_S, enough=lambda output: b"second" in output
+    )  # fmt: skip
+    assert finished.stdout == b"first\nsecond\n"
+    assert finished.exit_code != 0
+
+
 def test_output_beyond_the_cap_is_dropped_and_said_to_be() -> None:
     finished = run(["head", "-c", "3000000", "/dev/zero"], policy=Policy(), timeout_s=SOON_S, output_cap_bytes=1000)
     assert (len(finished.stdout), finished.truncated, finished.exit_code) == (1000, True, 0)
