@@ -7,9 +7,10 @@ test:
 	pytest
 gpu:
 	pytest -m gpu
-# The native engine under AddressSanitizer and UBSan; several minutes.
+# The native engine under AddressSanitizer and UBSan, then under ThreadSanitizer; several minutes each.
 sanitize:
 	python tools/sanitize.py
+	python tools/sanitize.py --threads
 # What nvcc and NVRTC for sm_90 make of the corpus, through the tests of its kernels.
 corpus:
 	for text in compute_90 sm_80 sm_90; do OPTIML_CORPUS=$$text pytest -q tests/emulator/test_corpus_a.py tests/emulator/test_corpus_bc.py || exit 1; done

@@ -15,8 +15,10 @@ LEVELS = {"ptx_engine.c": "-O2", "ptx_engine_avx2.c": "-O3", "ptx_handlers.c": "
 FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fwrapv",
          "-g0"]  # fmt: skip
 if os.environ.get("OPTIML_SANITIZE"):  # see tools/sanitize.py
-    FLAGS += ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer", "-g1"]
-    quick = os.environ["OPTIML_SANITIZE"] == "quick"  # without the AVX2 variant, compiled fast and not for speed
+    mode = os.environ["OPTIML_SANITIZE"]
+    which = ["-fsanitize=thread"] if mode == "threads" else ["-fsanitize=address,undefined", "-fno-sanitize=vptr"]
+    FLAGS += [*which, "-fno-omit-frame-pointer", "-g1"]
+    quick = mode == "quick"  # without the AVX2 variant, compiled fast and not for speed
     FLAGS += ["-DPLAIN_ONLY"] if quick else []
     LEVELS = dict.fromkeys(LEVELS, "-O0" if quick else "-O1")
 
@@ -45,7 +47,7 @@ setup(
             "optiml.ptx.native._engine",
             sources=[str(SOURCES / name) for name in LEVELS],
             include_dirs=[str(SOURCES)],
-            libraries=["m"],
+            libraries=["m", "pthread"],
             optional=True,
         )
     ],

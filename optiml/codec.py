@@ -20,10 +20,17 @@ from optiml.records import Kernel, Problem
 
 R = TypeVar("R")
 MAX_SOURCE_BYTES = 1 << 20
+_AS_THEY_ARE = (str, int, type(None))
 
 
 def encode(value: Any) -> Any:
     """JSON-ready form of a record, or of any nesting of records, mappings and sequences."""
+    if isinstance(value, _AS_THEY_ARE):  # first, because nearly all of a record is
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: encode(getattr(value, field.name))
@@ -32,10 +39,6 @@ def encode(value: Any) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [encode(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
 
 
@@ -53,22 +56,23 @@ def decode(kind: type[R], data: Any, *, what: str) -> R:
     except RecursionError as error:
         raise InvalidInput(f"{what} is nested too deeply") from error
     try:
-        return _adapter(kind).validate_json(text)
+        return adapter_of(kind).validate_json(text)
     except ValidationError as error:
         raise InvalidInput(f"{what}: {_first_problem(error, kind)}") from error
 
 
 def restore(kind: type[R], data: Any) -> R:
     """Read back what `encode` wrote; trusted data, so "nan" and "inf" become floats again."""
-    return _adapter(kind).validate_python(_floats(data), strict=False)
+    return adapter_of(kind).validate_python(_floats(data), strict=False)
 
 
-def _adapter(kind: type[R]) -> TypeAdapter[R]:
+def adapter_of(kind: type[R]) -> TypeAdapter[R]:
+    """What reads records of this kind; building one takes milliseconds, so each is built once."""
     adapter: TypeAdapter[R] = _adapters.get(kind) or TypeAdapter(kind)
     return _adapters.setdefault(kind, adapter)
 
 
-_adapters: dict[type[Any], TypeAdapter[Any]] = {}  # building one takes milliseconds
+_adapters: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

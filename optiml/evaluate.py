@@ -41,6 +41,8 @@ BUILDS_IN_MEMORY = 256
 PROFILE_TIMEOUT_S = 60.0
 VERDICT_RULES = 2  # of the verifier: a stored verdict is worth what was looked at then
 TIMED_BUDGET = Budget(seconds=0.2, most_rounds=20)  # of the timed runs whose outputs are checked
+FOUND_BY_CHECKS: tuple[Reason, ...] = ("race", "fault")
+OF_MANY_CAUSES: tuple[Reason, ...] = ("wrong_values", "hard_coded", "state_across_runs", "nonfinite", "imprecise")
 NOT_EMBEDDED = "races between blocks were not looked for, since the embedded device cannot run this kernel"
 LEAST_BELIEVED = 0.95  # a time below this share of what is possible is not believed
 _BINARY_FIELDS = ("cubin", "launcher_library", "recorder")  # of a build, kept as base64
@@ -197,6 +199,8 @@ class Evaluator:
         )
         if real and verdict.status == "accepted" and isinstance(build, Build):
             verdict = self._at_level_two(kernel, problem, build, verdict, seed)
+        if level != "L0" and verdict.reason in OF_MANY_CAUSES and isinstance(build, Build):
+            verdict = self._traced_back(kernel, problem, build, verdict, seed)
         if level != "L0" and verdict.status == "accepted" and arch in (None, self.device.info.arch):
             verdict = self._plausible(kernel, problem, verdict)
         return self._kept(kernel, problem, verdict, level=level, seed=seed, arch=arch)
@@ -511,21 +515,37 @@ class Evaluator:
 
         A GPU mostly starts blocks in their order, so that a kernel which needs that order passes there.
         """
-        if self._embedded is None:
+        found = self._asked_embedded(kernel, problem, build, seed)
+        if found is None or (isinstance(found, Verdict) and found.status == "accepted"):
             return verdict
+        if isinstance(found, str):
+            return dataclasses.replace(verdict, warnings=(*verdict.warnings, f"{NOT_EMBEDDED}: {found}"))
+        if found.status == "rejected" and found.reason in FOUND_BY_CHECKS:
+            told = f"on the embedded device, which checks what a GPU does not: {found.detail}"
+            return dataclasses.replace(_rejected(verdict, problem, found.reason, told), fault=found.fault)
+        why = NOT_EMBEDDED if found.status == "unverified" else f"the embedded device disagrees ({found.reason})"
+        return dataclasses.replace(verdict, warnings=(*verdict.warnings, f"{why}: {found.detail}"))
+
+    def _traced_back(
+        self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict, seed: int | None
+    ) -> Verdict:
+        """A rejection for its results on a GPU, with the race or fault behind it if the embedded device finds one."""
+        found = self._asked_embedded(kernel, problem, build, seed)
+        if not isinstance(found, Verdict) or found.status != "rejected" or found.reason not in FOUND_BY_CHECKS:
+            return verdict
+        told = f"{found.detail} (found on the embedded device; on the GPU: {verdict.reason}, {verdict.detail})"
+        return dataclasses.replace(_rejected(verdict, problem, found.reason, told), fault=found.fault)
+
+    def _asked_embedded(self, kernel: Kernel, problem: Problem, build: Build, seed: int | None) -> Verdict | str | None:
+        """The embedded device's verdict at its L2, why it has none, or None where there is no such device."""
+        if self._embedded is None:
+            return None
         try:
-            found = self._embedded.verify(kernel, problem, level="L2", seed=seed, explain=False, build=build)
+            return self._embedded.verify(kernel, problem, level="L2", seed=seed, explain=False, build=build)
         except (Unsupported, WorkerDied) as error:
             if isinstance(error, WorkerDied) and error.cancelled:
                 raise
-            return dataclasses.replace(verdict, warnings=(*verdict.warnings, f"{NOT_EMBEDDED}: {error}"))
-        if found.status == "rejected" and found.reason in ("race", "fault"):
-            told = f"on the embedded device, which checks what a GPU does not: {found.detail}"
-            return dataclasses.replace(_rejected(verdict, problem, found.reason, told), fault=found.fault)
-        if found.status == "accepted":
-            return verdict
-        why = NOT_EMBEDDED if found.status == "unverified" else f"the embedded device disagrees ({found.reason})"
-        return dataclasses.replace(verdict, warnings=(*verdict.warnings, f"{why}: {found.detail}"))
+            return str(error)
 
     def _timed(self, kernel: Kernel, problem: Problem, build: Build, verdict: Verdict) -> Verdict:
         """Whether outputs of timed runs are right, and their time is possible."""

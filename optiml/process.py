@@ -54,8 +54,9 @@ _PIPE_BYTES = 64 << 10
 _LIBRARY_THREADS = 4  # each thread of a numeric library reserves tens of MB, which counts as address space
 
 _BOOT = (
-    "import sys; root = sys.argv[1]; sys.path.insert(0, root); from optiml.process import child; "
-    "sys.path.remove(root); sys.path.append(root); child()"
+    "import sys; root, niceness = sys.argv[1:3]; sys.path.insert(0, root); "
+    "from optiml.niceness import be_nice; be_nice(int(niceness)); "  # before the imports that take long
+    "from optiml.process import child; sys.path.remove(root); sys.path.append(root); child()"
 )
 
 
@@ -72,6 +73,7 @@ class Worker:
         import_paths: folders where the child also finds modules, which makes them readable.
         start_timeout_s: for the interpreter and the imports of `module`; not part of a call's time.
         frame_limit_bytes: largest message in either direction.
+        niceness: how much further than we do the child, and all that it starts, lets others go first.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Worker:
         import_paths: Sequence[str | os.PathLike[str]] = (),
         start_timeout_s: float = 60.0,
         frame_limit_bytes: int = FRAME_LIMIT_BYTES,
+        niceness: int = 0,
     ) -> None:
         paths = tuple(os.path.abspath(path) for path in import_paths)
         policy = policy or Policy()
@@ -92,6 +95,7 @@ class Worker:
         self._import_paths = paths
         self._start_timeout_s = start_timeout_s
         self._frame_limit_bytes = frame_limit_bytes
+        self._niceness = niceness
         self._one_call = threading.Lock()
         self._state = threading.Lock()  # guards the three below
         self._child: _Child | None = None
@@ -209,7 +213,7 @@ class Worker:
         if self._child is not None and not self._child.has_spoken_or_ended():
             return self._child
         self._end_child()
-        child = _start_worker(self._policy, self._environment, self._frame_limit_bytes)
+        child = _start_worker(self._policy, self._environment, self._frame_limit_bytes, self._niceness)
         with self._state:
             self._child = child
             self._finalizer = weakref.finalize(self, child.end)
@@ -301,6 +305,7 @@ def run(
     cancelled: threading.Event | None = None,
     confined: bool = False,
     stop_at_cap: bool = False,
+    enough: Callable[[bytes], bool] | None = None,
 ) -> Finished:
     """Run an outside program under `policy` and wait for it; no process of it remains.
 
@@ -312,6 +317,7 @@ def run(
         stdin: fed to the program.
         output_cap_bytes: kept of each output; the rest is read and dropped.
         stop_at_cap: end the program as soon as an output is longer than that.
+        enough: end the program as soon as this is true of what it has written to its standard output.
         environment: variables added to the few that it gets.
         cancelled: set by another thread to end the program early.
         confined: do not start it where the sandbox is not strong enough for a stranger's code (`Layers.strong`).
@@ -348,7 +354,7 @@ def run(
         with contextlib.suppress(EOFError):  # the end of file is the exec that succeeded
             reply, _ = child.channel.receive(deadline=deadline)
             raise ToolFailed(f"{name} could not be started: {reply.get('failed')}")
-        output = _Conversation(child, stdin, output_cap_bytes, stop_at_cap=stop_at_cap)
+        output = _Conversation(child, stdin, output_cap_bytes, stop_at_cap=stop_at_cap, enough=enough)
         status = output.hold(deadline, cancelled)
     except TimeoutError:
         raise WorkerTimeout(f"{name} did not end within {timeout_s:g} s and was stopped") from None
@@ -380,11 +386,20 @@ class _Cancelled(Exception):
 class _Conversation:
     """Feeds a program, drains both its outputs up to a cap, and waits for the guard to report its end."""
 
-    def __init__(self, child: _Child, stdin: bytes, cap_bytes: int, *, stop_at_cap: bool) -> None:
+    def __init__(
+        self,
+        child: _Child,
+        stdin: bytes,
+        cap_bytes: int,
+        *,
+        stop_at_cap: bool,
+        enough: Callable[[bytes], bool] | None,
+    ) -> None:
         self.stdout, self.stderr, self.truncated = bytearray(), bytearray(), False
         self._child = child
         self._cap_bytes = cap_bytes
         self._stop_at_cap = stop_at_cap
+        self._enough = enough
         self._unsent = memoryview(stdin)
         self._status: int | None = None
         self._selector = selectors.DefaultSelector()
@@ -412,6 +427,8 @@ class _Conversation:
                 for key, _ in self._selector.select(wait_s):
                     self._advance(key)
                 if self._stop_at_cap and self.truncated:
+                    return -int(signal.SIGKILL)
+                if self._enough is not None and self._enough(bytes(self.stdout)):
                     return -int(signal.SIGKILL)
         if self._status is None:
             raise EOFError("the guard of a program was killed")
@@ -584,7 +601,7 @@ class _Child:
         return int(text) if text else None
 
 
-def _start_worker(policy: Policy, environment: Mapping[str, str], limit_bytes: int) -> _Child:
+def _start_worker(policy: Policy, environment: Mapping[str, str], limit_bytes: int, niceness: int = 0) -> _Child:
     reading, writing = os.pipe()
     try:
         child = _start_child(
@@ -592,6 +609,7 @@ def _start_worker(policy: Policy, environment: Mapping[str, str], limit_bytes: i
             environment,
             guarded=policy.processes,
             limit_bytes=limit_bytes,
+            niceness=niceness,
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
@@ -608,6 +626,7 @@ def _start_program(policy: Policy, environment: Mapping[str, str], *, has_stdin:
         environment,
         guarded=True,
         limit_bytes=FRAME_LIMIT_BYTES,
+        niceness=0,
         stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -621,6 +640,7 @@ def _start_child(
     *,
     guarded: bool,
     limit_bytes: int,
+    niceness: int,
     stdin: int,
     stdout: int,
     stderr: int,
@@ -637,7 +657,8 @@ def _start_child(
     try:
         popen = _spawner.start(
             [
-                *(sys.executable, "-I", "-B", "-c", _BOOT, _import_root(), str(os.getpid()), str(theirs.fileno())),
+                *(sys.executable, "-I", "-B", "-c", _BOOT, _import_root(), str(os.nice(0) + niceness)),
+                *(str(os.getpid()), str(theirs.fileno())),
                 *([] if status_writing is None else [str(status_writing)]),
             ],
             stdin=stdin,
@@ -757,7 +778,7 @@ _service: _Service | None = None
 def child() -> None:
     """The whole life of a child, from the arguments that `_start_child` gave it."""
     global _service
-    parent, channel_fd, *status_fds = (int(text) for text in sys.argv[2:])
+    parent, channel_fd, *status_fds = (int(text) for text in sys.argv[3:])
     os.set_inheritable(channel_fd, False)
     if status_fds:
         _leave_guard_behind(parent, channel_fd, status_fds[0])

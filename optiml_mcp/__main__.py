@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
+import gc
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,20 +92,37 @@ def serve_with(
         LOG.warning(warning)
 
     def make_bench() -> Workbench:
-        from optiml_mcp.hosted import HostedWorkbench  # here, so that the server starts in about a second
+        with here_for_good():
+            from optiml_mcp.hosted import HostedWorkbench  # here, so that the server starts in about a second
 
-        return HostedWorkbench(settings)
+            return HostedWorkbench(settings)
 
-    server = build_server(
-        make_bench,
-        allow_commands=settings.allow_commands,
-        asks_models=settings.chat is not None or settings.text_mixture is not None,
-    )
+    with here_for_good():
+        server = build_server(
+            make_bench,
+            allow_commands=settings.allow_commands,
+            asks_models=settings.chat is not None or settings.text_mixture is not None,
+        )
     if http is None:
         serve_stdio(server)
     from optiml_mcp.http import parse_address, serve_http  # only here: stdio needs no web server
 
     serve_http(server, parse_address(http))
+
+
+@contextlib.contextmanager
+def here_for_good() -> Iterator[None]:
+    """Keep the garbage collector away from what there is once the block is done: it lives as long as the server.
+
+    Going through the hundred thousand objects of the imported modules again and again, in search of cycles, would hold
+    up every answer for about a tenth of a second each time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _keep_memory_steady() -> None:

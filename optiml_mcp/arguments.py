@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, TypeAdapter, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
-from optiml.codec import MAX_SOURCE_BYTES, decode
+from optiml.codec import MAX_SOURCE_BYTES, adapter_of, decode
 from optiml.errors import InvalidInput
 from optiml.records import STRICT, Dtype, Level
 
@@ -247,6 +247,9 @@ def spec(value: Any, name: str) -> str | dict[str, Any]:
             value = json.loads(value)
         except ValueError as error:
             raise InvalidInput(f"{name} starts like JSON but is none: {error}") from error
+        except RecursionError as error:
+            raise InvalidInput(f"{name} is nested deeper than {_MOST_NESTED} levels: flatten it") from error
+        check_texts(value, where=name)  # the escapes in it stood for other characters
     if not isinstance(value, str | dict):
         raise InvalidInput(f"{name} must be a string or an object, not {_kind_of(value)}")
     if value in ("", {}):
@@ -265,7 +268,7 @@ def _kind_of(value: Any) -> str:
 
 def schema_of(kind: type[Any]) -> dict[str, Any]:
     """The JSON schema of a tool's arguments, without what no client reads (titles, null alternatives)."""
-    schema = TypeAdapter(kind).json_schema()
+    schema = adapter_of(kind).json_schema()
     definitions = schema.pop("$defs", {})
     compact: dict[str, Any] = _compact(schema, definitions)
     compact.pop("description", None)

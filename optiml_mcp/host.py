@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from optiml.codec import encode
+from optiml.niceness import be_nice
 from optiml.process import ask, serve
 from optiml.workbench import SearchProgress, Workbench
 from optiml_mcp.hosted import METHODS, settings_from_json
 
 MOST_WARNINGS = 50  # logged in one call, that are told
-SEARCH_NICENESS = 5  # a search is in no hurry; whoever asks for a verdict is
+SEARCH_NICENESS = 2  # beyond that of every host: a search is in no hurry; whoever asks for a verdict is
 
 
 class _Host:
@@ -26,6 +27,7 @@ class _Host:
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
+        self._niceness = os.nice(0)  # as it was started
         self._log = _Kept()
         logging.getLogger().addHandler(self._log)
 
@@ -40,7 +42,7 @@ class _Host:
         elif method in METHODS:
             named = header["named"]
             if method == "run_search":
-                _be_nice(SEARCH_NICENESS)
+                be_nice(self._niceness + SEARCH_NICENESS)
                 named = {**named, "on_progress": _tell_progress, "should_stop": _should_stop}
             function: Callable[..., Any] = getattr(self._bench, method)
             value = encode(function(*header["positional"], **named))
@@ -64,11 +66,6 @@ class _Kept(logging.Handler):
         """The warnings so far; they are not kept."""
         taken, self._records = self._records, []
         return taken
-
-
-def _be_nice(niceness: int) -> None:
-    """Let everything else go first; children started from now on inherit that."""
-    os.nice(max(0, niceness - os.nice(0)))
 
 
 def _tell_progress(progress: SearchProgress) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from optiml.codec import encode, restore
+from optiml.codec import adapter_of, encode, restore
 from optiml.errors import OptimlError, SetupError, WorkerDied
 from optiml.evaluate import CachedCompiler
 from optiml.process import Worker
-from optiml.records import Build, Generated, Judgement, Kernel, NsightReport, Profile, SearchResult, Verdict
+from optiml.records import Build, Generated, Judgement, Kernel, NsightReport, Problem, Profile, SearchResult, Verdict
 from optiml.sandbox import Policy
+from optiml.search.edits import all_edits
 from optiml.settings import Settings
 from optiml.toolchain.nvrtc import CompileFailure
 from optiml.workbench import SearchProgress, Workbench
@@ -32,6 +33,7 @@ LOG = logging.getLogger(__name__)
 HOST_MODULE = "optiml_mcp.host"
 START_TIMEOUT_S = 120.0  # an interpreter and its imports, on a machine that is busy otherwise
 CALL_TIMEOUT_S = 30 * 86_400.0  # work has limits of its own; this one only bounds a host that says nothing
+HOST_NICENESS = 3  # the answers of the server itself go first
 CALLS_PER_HOST = 500  # then a fresh one takes over
 METHODS: Mapping[str, Any] = {  # of a workbench -> what they answer
     "verify": Verdict,
@@ -111,6 +113,7 @@ class Hosts:
             policy=Policy(trusted=True),
             environment=self._environment,
             start_timeout_s=START_TIMEOUT_S,
+            niceness=HOST_NICENESS,
         )
 
     def close(self) -> None:
@@ -145,6 +148,7 @@ class HostedWorkbench(Workbench):
         self._greeted = threading.Event()
         self._version: str | None = None  # of the compiler; until a host has told it, the store cannot be asked
         threading.Thread(target=self._greet, name="optiml-greet", daemon=True).start()
+        _import_and_build()
 
     def _greet(self) -> None:
         """Start the first host while this process still imports, and learn the compiler's version from it."""
@@ -234,6 +238,13 @@ class HostedWorkbench(Workbench):
         found = self._hosts.call("run_search", (run_id,), on_question=on_question)
         result: SearchResult = restore(SearchResult, found)
         return result
+
+
+def _import_and_build() -> None:
+    """What the first answers would do otherwise, beside others that wait: now the first host starts anyway."""
+    all_edits()
+    for kind in (*METHODS.values(), SearchProgress, Problem, Kernel):
+        adapter_of(kind)
 
 
 # --- settings as JSON ------------------------------------------------------------------------------------------------

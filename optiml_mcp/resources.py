@@ -24,9 +24,8 @@ from mcp.types import (
     PromptReference,
     ResourceTemplateReference,
 )
-from pydantic import TypeAdapter
 
-from optiml.codec import encode
+from optiml.codec import adapter_of, encode
 from optiml.errors import InvalidInput, OptimlError
 from optiml.records import Kernel, Problem
 from optiml_mcp.protocol import NOT_FOUND, OptimlServer
@@ -115,12 +114,12 @@ def add_resources(server: OptimlServer[App]) -> None:
     @server.resource("optiml://schema/problem", title="Schema of a Problem", mime_type=JSON)
     async def problem_schema() -> str:
         """JSON schema of a Problem object."""
-        return _json(TypeAdapter(Problem).json_schema())
+        return _json(adapter_of(Problem).json_schema())
 
     @server.resource("optiml://schema/kernel", title="Schema of a Kernel", mime_type=JSON)
     async def kernel_schema() -> str:
         """JSON schema of a Kernel object."""
-        return _json(TypeAdapter(Kernel).json_schema())
+        return _json(adapter_of(Kernel).json_schema())
 
 
 async def _shown(ctx: Ctx, pattern: re.Pattern[str], name: str, show: Callable[[Workbench], str]) -> str:

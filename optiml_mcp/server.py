@@ -46,7 +46,7 @@ from optiml_mcp.background import Background
 from optiml_mcp.jobs import Job, Jobs
 from optiml_mcp.log import fields as log_fields
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
-from optiml_mcp.replies import brief_profile, brief_result, fit, size_of
+from optiml_mcp.replies import brief_profile, brief_result, fit, fit_text, size_of
 from optiml_mcp.resources import add_completion, add_prompts, add_resources, is_run_id
 from optiml_mcp.runs import Run, Runs
 
@@ -60,7 +60,6 @@ QUESTION_LIMIT_S = 20.0
 REPLIES_KEPT = 256  # answers from the store
 FILE_KEYS = frozenset({"path", "npy"})  # of a kernel or an input that is read from a file: it may change
 VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
-MOST_ERROR_CHARACTERS = 2000
 
 INSTRUCTIONS = """\
 OptiML verifies and speeds up CUDA kernels, with or without a GPU (an embedded PTX emulator stands in; its times are
@@ -476,7 +475,7 @@ async def _answer(app: App, tool: str, args: Any, work: Callable[[], Any] | None
         job = app.jobs.start(tool, dataclasses.replace(args, max_wait_s=0), work)
     if not await app.jobs.wait(job, seconds=args.max_wait_s, report=ctx.report_progress):
         return _pending(job)
-    return _complete(app, job.future.result())
+    return _complete(app, app.jobs.outcome(job))
 
 
 def _complete(app: App, record: Any) -> dict[str, Any]:
@@ -677,7 +676,7 @@ def _tool(definition: Definition) -> StrictTool:
             reply = await definition.handler(ctx.request_context.lifespan_context, args, ctx)
         except OptimlError as error:
             _log(definition.name, begun, outcome=error.code)
-            raise ToolError(f"{_told_code(error)}: {error}"[:MOST_ERROR_CHARACTERS]) from error
+            raise ToolError(fit_text(f"{_told_code(error)}: {error}")) from error
         except anyio.get_cancelled_exc_class():
             _log(definition.name, begun, outcome="cancelled")
             raise

@@ -12,7 +12,7 @@ SOURCES = sorted([*ROOT.glob("optiml/**/*.py"), *ROOT.glob("optiml_mcp/*.py")])
 LAYERS = (  # low to high; a folder's modules may import one another
     ("optiml.errors",),
     ("optiml.records", "optiml.expressions"),
-    ("optiml.codec", "optiml.diffs", "optiml.frames", "optiml.sandbox", "optiml.scratch"),
+    ("optiml.codec", "optiml.diffs", "optiml.frames", "optiml.niceness", "optiml.sandbox", "optiml.scratch"),
     ("optiml.settings", "optiml.process", "optiml.store", "optiml.kernel_file"),
     ("optiml.ptx", "optiml.problems", "optiml.llm"),
     ("optiml.toolchain",),

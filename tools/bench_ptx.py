@@ -3,6 +3,8 @@
     python tools/bench_ptx.py [--json] [--quick] [--numpy]
 
 Times are the best of three, wall clock and processor time of this process; on a loaded machine compare the latter.
+`two_threads` is the same launch on two threads, in turns with one: `times_faster` by the wall clock, which needs two
+cores at rest, and `times_faster_at_rest` by the processor time of the busier thread.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from optiml.ptx import Machine, engine_name
 from optiml.ptx.native import execute
 from optiml.ptx.native.lowering import NativeLowering
 
+TWO_THREADS_BAR = 1.5  # times faster, for all but the shortest
+IN_TURNS = 5  # launches on one and on two threads
 BARS_S = {"matmul_naive 256": 0.15, "matmul_naive 512": 1.3, "matmul_tiled 512": 1.3, "softmax 1024": 0.10,
           "maxpool3d 8x32x64x64": 0.04}  # fmt: skip
 MODES: dict[str, dict[str, Any]] = {
@@ -69,12 +73,12 @@ def cases(quick: bool) -> list[tuple[str, str, tuple[int, int, int], tuple[int, 
 
 def measure(
     kernel: str, grid: Any, block: Any, arrays: list[Any], integers: list[int], engine: str, repeats: int,
-    options: dict[str, Any],
-) -> tuple[float, float, Any]:  # fmt: skip
-    """Best wall time and processor time of a launch, and its result."""
-    walls, cpus, result = [], [], None
+    options: dict[str, Any], threads: int = 1,
+) -> tuple[float, float, float, Any]:  # fmt: skip
+    """Best wall time, processor time and processor time of the busier of two threads of a launch, and its result."""
+    walls, cpus, busiest, result = [], [], [], None
     for _ in range(repeats):
-        machine = Machine(engine=engine)
+        machine = Machine(engine=engine, threads=threads)
         loaded = machine.load(corpus_module("a"))
         args = []
         for array in arrays:
@@ -82,11 +86,25 @@ def measure(
             machine.memory(address)[:] = array.view(np.uint8).reshape(-1)
             args.append(address.to_bytes(8, "little"))
         args += [value.to_bytes(4, "little") for value in integers]
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu, mine = time.perf_counter(), time.process_time(), time.thread_time()
         result = machine.launch(loaded, kernel, grid=grid, block=block, shared_bytes=0, args=args, **options)
         walls.append(time.perf_counter() - wall)
+        mine = time.thread_time() - mine
         cpus.append(time.process_time() - cpu)
-    return min(walls), min(cpus), result
+        busiest.append(max(mine, cpus[-1] - mine))
+    return min(walls), min(cpus), min(busiest), result
+
+
+def two_threads(launch: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """One thread and two in turns, so that both meet the same load."""
+    found: dict[int, list[Any]] = {1: [], 2: []}
+    for _ in range(IN_TURNS):
+        for threads, times in found.items():
+            times.append(measure(*launch, "auto", 1, options, threads))
+    wall, busiest = ({n: min(each[k] for each in times) for n, times in found.items()} for k in (0, 2))
+    return {"threads": found[2][0][3].threads, "wall_s": round(wall[2], 4), "busier_thread_s": round(busiest[2], 4),
+            "times_faster": round(wall[1] / wall[2], 2),
+            "times_faster_at_rest": round(busiest[1] / busiest[2], 2)}  # fmt: skip
 
 
 def lowering_ms_per_1000() -> float:
@@ -109,15 +127,17 @@ def main() -> None:
     report["lowering_ms_per_1000_instructions"] = round(lowering_ms_per_1000(), 1)
     for name, kernel, grid, block, arrays, integers in cases(options.quick):
         row: dict[str, Any] = {"name": name, "bar_s": BARS_S.get(name)}
-        _, _, counted = measure(kernel, grid, block, arrays, integers, "auto", 1, {"count": True})
+        *_, counted = measure(kernel, grid, block, arrays, integers, "auto", 1, {"count": True})
         row["thread_instructions"] = counted.counters.thread_instructions
         for mode, extra in MODES.items():
-            wall, cpu, result = measure(kernel, grid, block, arrays, integers, "auto", 3, extra)
+            wall, cpu, _, result = measure(kernel, grid, block, arrays, integers, "auto", 3, extra)
             row[mode] = {"engine": result.engine, "wall_s": round(wall, 4), "cpu_s": round(cpu, 4),
                          "ti_per_s": round(row["thread_instructions"] / cpu)}  # fmt: skip
             row[mode]["times_off"] = round(cpu / row["off"]["cpu_s"], 2)
+            if mode != "checks":  # which stay on one thread
+                row[mode]["two_threads"] = two_threads((kernel, grid, block, arrays, integers), extra)
         if options.numpy:
-            wall, cpu, result = measure(kernel, grid, block, arrays, integers, "numpy", 1, {})
+            wall, cpu, _, result = measure(kernel, grid, block, arrays, integers, "numpy", 1, {})
             row["numpy"] = {"engine": result.engine, "wall_s": round(wall, 4), "cpu_s": round(cpu, 4),
                             "ti_per_s": round(row["thread_instructions"] / cpu)}  # fmt: skip
             row["times_faster"] = round(cpu / row["off"]["cpu_s"], 1)
@@ -136,6 +156,12 @@ def main() -> None:
         ]
         bar = f"  bar {row['bar_s']} s" if row["bar_s"] else ""
         print(f"{row['name']:20} {row['thread_instructions'] / 1e6:8.1f} M  {'  '.join(figures)}{bar}")
+        shared = [
+            f"{mode} {row[mode]['two_threads']['times_faster']:.2f} times faster"
+            f" (at rest {row[mode]['two_threads']['times_faster_at_rest']:.2f})"
+            for mode in ("off", "counters")
+        ]
+        print(f"{'':20} two threads  {'  '.join(shared)}  bar {TWO_THREADS_BAR}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ differ from call to call.
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -339,7 +340,7 @@ class Timer:
             sets.append({array["name"]: self._upload(array, array["blobs"][index], blobs) for array in item["arrays"]})
         module = load(blobs[item["cubin"]])
         subject = _Subject(spans=spans, sets=sets, steps=Steps(module, item["steps"], spans))
-        if item["graph"] and not any(_attributes(step) for step in item["steps"]):  # those are graphs already
+        if item["graph"] and not any(step.get("cluster") for step in item["steps"]):  # those are graphs already
             subject.capture(self._stream)
         return subject
 
@@ -495,8 +496,11 @@ class Steps:
         def launch(stream: Any) -> None:
             function.prepared_async_call(grid, block, stream, arguments, shared_size=shared_bytes)
 
-        attributes = _attributes(step)
-        return _with_attributes(launch, attributes) if attributes else launch
+        if step.get("cluster"):
+            return _in_clusters(launch, step["cluster"], cooperative=step.get("cooperative", False))
+        if step.get("cooperative"):
+            return _cooperative(launch, step, arguments)
+        return launch
 
     def _base(self, place: Header) -> tuple[int, int]:
         """Address and size of the array or module-scope variable that a step names."""
@@ -524,29 +528,39 @@ class Steps:
         return bytes(content)
 
 
-def _attributes(step: Header) -> list[tuple[Any, Any]]:
-    """What a launch asks for that an ordinary one has no argument for: names and values of the driver."""
-    found = []
-    if step.get("cooperative"):
-        value = cu.CUkernelNodeAttrValue()
-        value.cooperative = 1
-        found.append((cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
-    if step.get("cluster"):
-        value = cu.CUkernelNodeAttrValue()
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = step["cluster"]
-        found.append((cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
-    return found
-
-
-def _with_attributes(launch: Step, attributes: Sequence[tuple[Any, Any]]) -> Step:
-    """A launch with attributes: pycuda's own launch knows none, so it becomes a graph whose one node is given them."""
-    stream = driver.Stream(NON_BLOCKING)
-    graph = _captured(launch, stream)
-    nodes, _ = _checked(cu.cuGraphGetNodes(graph, 1))
-    for name, value in attributes:
-        _checked(cu.cuGraphKernelNodeSetAttribute(nodes[0], name, value))
+def _in_clusters(launch: Step, cluster: Sequence[int], *, cooperative: bool) -> Step:
+    """A launch in clusters: pycuda's own knows none, so it becomes a graph whose one node is given them."""
+    if cooperative:
+        raise InvalidInput("a launch that is cooperative and in clusters at once is not supported")
+    graph, node = _node(launch)
+    value = cu.CUkernelNodeAttrValue()
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster
+    _checked(cu.cuGraphKernelNodeSetAttribute(node, cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
     executable = _checked(cu.cuGraphInstantiate(graph, 0))
     return lambda stream: _checked(cu.cuGraphLaunch(executable, cu.CUstream(stream.handle)))
+
+
+def _cooperative(launch: Step, step: Header, arguments: bytes) -> Step:
+    """A cooperative launch by the driver's own call, for which the node of a graph tells the function's handle."""
+    _, node = _node(launch)
+    function = _checked(cu.cuGraphKernelNodeGetParams(node)).func
+    packed = ctypes.create_string_buffer(arguments, max(len(arguments), 1))
+    base = ctypes.addressof(packed)
+    places = (ctypes.c_void_p * max(len(step["offsets"]), 1))(*(base + offset for offset in step["offsets"]))
+    sizes = (*step["grid"], *step["block"], step["shared_bytes"])
+
+    def call(stream: Any, _read_at_every_call: object = packed) -> None:
+        handle = cu.CUstream(stream.handle)
+        _checked(cu.cuLaunchCooperativeKernel(function, *sizes, handle, ctypes.addressof(places)))
+
+    return call
+
+
+def _node(launch: Step) -> tuple[Any, Any]:
+    """One launch as a graph, and the graph's only node."""
+    graph = _captured(launch, driver.Stream(NON_BLOCKING))
+    nodes, _ = _checked(cu.cuGraphGetNodes(graph, 1))
+    return graph, nodes[0]
 
 
 def _captured(launches: Step, stream: Any) -> Any:

@@ -31,6 +31,7 @@ class LaunchReport:
     counters: Counters | None
     printed: str = ""
     engine: str = ""  # what ran it: "native" or "numpy" on the embedded device
+    threads: int = 1  # threads of this computer that shared the work there
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from optiml.codec import restore
+from optiml.device.cores import cores_taken
 from optiml.device.device import DEFAULT_L1_SHARE_BYTES, Array, LaunchReport, RunResult, Scrutiny
 from optiml.device.plan import Plan
 from optiml.device.wire import wire_arrays, wire_steps
 from optiml.errors import Fault, InvalidInput, KernelFault, WorkerDied, WorkerTimeout
 from optiml.problems.data import raw, storage_dtype
 from optiml.process import Worker
-from optiml.ptx import engine_name
+from optiml.ptx import engine_name, usable_threads
 from optiml.ptx.counters import Counters
 from optiml.records import Build, DeviceInfo
 from optiml.sandbox import Policy
@@ -95,9 +96,9 @@ class EmulatedDevice:
             "shift_bytes": closely.shift_bytes,
         }
         blobs = [raw(filled[name]) for filled in contents for name in names]
-        with self._lock:
+        with self._lock, cores_taken(usable_threads()) as threads:
             try:
-                reply, answers = self._call(header, blobs, timeout_s + 2.0)
+                reply, answers = self._call({**header, "threads": threads}, blobs, timeout_s + 2.0)
             except WorkerTimeout as error:
                 raise KernelFault(
                     Fault(kind="timed_out", detail=f"the kernel did not end within {timeout_s:g} s")
@@ -146,6 +147,7 @@ def _report(item: Mapping[str, Any]) -> LaunchReport:
         counters=counters,
         printed=item["printed"],
         engine=item["engine"],
+        threads=item["threads"],
     )
 
 

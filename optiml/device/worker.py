@@ -29,7 +29,7 @@ def _parsed(ptx: str) -> Module:
 def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequence[memoryview]]:
     """Carry out one plan, once for each set of contents; see `Device.run`."""
     deadline = time.monotonic() + header["timeout_s"]
-    machine = Machine()
+    machine = Machine(threads=header["threads"])
     arrays = header["arrays"]
     shift = header["shift_bytes"]
     starts = {item["name"]: machine.allocate(item["nbytes"] + shift, name=item["name"]) for item in arrays}
@@ -157,6 +157,7 @@ def _report(launch: Header, result: LaunchResult) -> Header:
         "counters": None if result.counters is None else _wire_counters(result.counters),
         "printed": result.printf,
         "engine": result.engine,
+        "threads": result.threads,
     }
 
 

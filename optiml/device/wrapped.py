@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,7 +33,12 @@ def job_folder(items: Sequence[JobItem], *, gpu: int) -> Iterator[Path]:
 
 
 def run_wrapped(
-    wrapper: Sequence[str], folder: Path, *, timeout_s: float, cancelled: threading.Event | None = None
+    wrapper: Sequence[str],
+    folder: Path,
+    *,
+    timeout_s: float,
+    cancelled: threading.Event | None = None,
+    enough: Callable[[bytes], bool] | None = None,
 ) -> Finished:
     """Run `wrapper ... python -m optiml.device.cuda_job FOLDER` and wait for it.
 
@@ -42,6 +47,7 @@ def run_wrapped(
     Args:
         wrapper: the full path of the program and its options.
         folder: with a job in it; only read.
+        enough: whether what was written so far says all that is wanted; the rest is then not waited for.
 
     Raises:
         WorkerTimeout: it outlived `timeout_s`; no process of it remains.
@@ -57,4 +63,5 @@ def run_wrapped(
         output_cap_bytes=OUTPUT_BYTES,
         environment=environment,
         cancelled=cancelled,
+        enough=enough,
     )

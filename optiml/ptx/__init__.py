@@ -2,8 +2,10 @@
 
 from optiml.ptx.counters import Counters, LineCounters
 from optiml.ptx.machine import LaunchResult, Limits, LoadedModule, Machine, engine_name
+from optiml.ptx.native.splitting import available_cores, usable_threads
 from optiml.ptx.parse import Module, parse
 
 __all__ = [
-    "Counters", "LaunchResult", "Limits", "LineCounters", "LoadedModule", "Machine", "Module", "engine_name", "parse",
+    "Counters", "LaunchResult", "Limits", "LineCounters", "LoadedModule", "Machine", "Module", "available_cores",
+    "engine_name", "parse", "usable_threads",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
 from optiml.ptx.native import execute
 from optiml.ptx.native.library import library
 from optiml.ptx.native.lowering import NativeProgram
+from optiml.ptx.native.splitting import usable_threads
 from optiml.ptx.parse import Function, Module
 from optiml.ptx.program import Program
 from optiml.ptx.registers import ALIGNMENT
@@ -51,7 +52,7 @@ class Limits:
 class LaunchResult:
     """What a launch left besides memory: counters if asked for, device printf text, blocks of the grid and run.
 
-    `engine` says which engine ran it: "native" or "numpy".
+    `engine` says which engine ran it: "native" or "numpy"; `threads` how many threads of this computer shared the work.
     """
 
     counters: Counters | None
@@ -59,6 +60,7 @@ class LaunchResult:
     blocks_total: int
     blocks_run: int
     engine: str = "numpy"
+    threads: int = 1
 
 
 def engine_name() -> str:
@@ -95,12 +97,17 @@ class Machine:
 
     Args:
         engine: "auto" runs natively whatever the native engine covers; "numpy" never does.
+        threads: threads of this computer that the native engine may use for one launch; by default up to four, and no
+            more than this process has cores. Results, counters and faults are the same for any number.
     """
 
-    def __init__(self, *, engine: str = "auto") -> None:
+    def __init__(self, *, engine: str = "auto", threads: int | None = None) -> None:
         if engine not in ("auto", "numpy"):
             raise InvalidInput(f"{engine!r} is no engine; choose auto or numpy")
+        if threads is not None and threads < 1:
+            raise InvalidInput(f"a launch needs at least one thread, not {threads}")
         self._engine = engine
+        self._threads = usable_threads() if threads is None else threads
         self._memory: dict[int, Allocation] = {}
         self._next = FIRST_ALLOCATION
         self._workspace: int | None = None  # of the grid-wide barrier
@@ -261,7 +268,7 @@ class Machine:
             _check_cooperative(total, block, shared)
             workspace = self._barrier_workspace()
         addresses = {name: loaded.address(name) for _, name, _ in native.program.symbols}
-        counters, printed, ran = execute.run(
+        counters, printed, ran, shared_by = execute.run(
             execute.Call(
                 program=native,
                 allocations=self._memory,
@@ -282,9 +289,12 @@ class Machine:
                 warp_instructions=limits.warp_instructions,
                 deadline=limits.deadline,
                 l1_bytes=limits.l1_bytes // max(1, limits.resident_blocks),
+                threads=self._threads,
             )
         )
-        return LaunchResult(counters=counters, printf=printed, blocks_total=total, blocks_run=ran, engine="native")
+        return LaunchResult(
+            counters=counters, printf=printed, blocks_total=total, blocks_run=ran, engine="native", threads=shared_by
+        )
 
 
 def _check_local(program: Program, kernel: str) -> None:

@@ -41,6 +41,7 @@ _THREAD = re.compile(r"by thread \((\d+),(\d+),(\d+)\) in block \((\d+),(\d+),(\
 _RACE = re.compile(r"Error: (?:Race reported between|Potential \w+ hazard)")
 _PARTY = re.compile(r"(?:(Read|Write|Atomic)\w* access|Thread \((\d+),(\d+),(\d+)\)).*?:(\d+)")
 _BARRIER = re.compile(r"Barrier error|Divergent thread|Invalid arguments|error detected", re.IGNORECASE)
+_HEAD = re.compile("|".join(item.pattern for item in (_ACCESS, _UNINITIALISED, _RACE)))
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error)")
 
 
@@ -92,7 +93,7 @@ def _run_tool(
     """The first finding, or why nothing is known; neither if the kernel is clean."""
     options = ("--tool", tool, "--print-limit", PRINT_LIMIT, "--report-api-errors", "no", *OPTIONS[tool])
     try:
-        done = run_wrapped([str(program), *options], folder, timeout_s=timeout_s, cancelled=cancelled)
+        done = run_wrapped([str(program), *options], folder, timeout_s=timeout_s, cancelled=cancelled, enough=tells_all)
     except WorkerTimeout:
         return None, f"did not end within {timeout_s:g} s"
     except ToolFailed as error:
@@ -105,6 +106,15 @@ def _run_tool(
     if summary is None or int(summary.group(1) or summary.group(2)) > 0 or "failed " in text:
         return None, f"ended without a verdict (exit code {done.exit_code}): {_gist(text)}"
     return None, None
+
+
+def tells_all(output: bytes) -> bool:
+    """Whether a finding is complete, another one having begun: a kernel may have millions, which take minutes."""
+    return len(_findings(output.decode("utf-8", errors="replace"))) > 1
+
+
+def _findings(text: str) -> list[list[str]]:
+    return [lines for lines in _blocks(text) if _HEAD.search(lines[0])]
 
 
 def first_finding(tool: Tool, text: str) -> Fault | None:

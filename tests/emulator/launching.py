@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import lzma
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from cuda.bindings import nvrtc
 
 from optiml.errors import Fault, KernelFault
 from optiml.ptx import LaunchResult, Limits, Machine, Module, engine_name, parse
+from optiml.ptx.native import splitting
 from optiml.toolchain.nvrtc import header_folders
 
 DATA = Path(__file__).parent / "data"
@@ -52,6 +55,12 @@ def compiled(source: str, arch: str = "compute_80", flags: Sequence[str] = ()) -
     text = bytearray(size)
     nvrtc.nvrtcGetPTX(program, text)
     return text.rstrip(b"\0").decode()
+
+
+@functools.cache
+def built(source: str, arch: str = "compute_80") -> Module:
+    """A source, compiled and parsed once."""
+    return parse(compiled(source, arch))
 
 
 def corpus_module(name: str, arch: str = "compute_80") -> Module:
@@ -98,27 +107,61 @@ def launch(module: Module, kernel: str, *args: Any, same: bool = True, clean: bo
 
     Both must leave the same bytes and counters, or report the same fault; `same` False is for kernels whose threads
     race on purpose (locks, floating-point atomics), whose results may differ from one schedule to another. `clean`
-    kernels must also pass every check without an alarm.
+    kernels must also pass every check without an alarm. Two threads must leave exactly what one leaves, always.
     """
     try:
         launched = launch_once(module, kernel, *args, **options)
     except KernelFault as error:
         if engine_name() == "native":
+            compare_fault_of_two_threads(error.fault, module, kernel, *args, **options)
             compare_fault(error.fault, lambda: launch_once(module, kernel, *args, engine="numpy", **options), same)
         raise
     if launched.result.engine == "native":
         if clean:
             launch_once(module, kernel, *args, checks=CHECKS, **options)
+        compare_two_threads(launched, module, kernel, *args, **options)
         counting = {**options, "count": True}
         other = launch_once(module, kernel, *args, engine="numpy", **counting)
         if same:
             counted = launch_once(module, kernel, *args, **counting)
+            compare_two_threads(counted, module, kernel, *args, **counting)
             for mine, again, theirs in zip(launched.arrays, counted.arrays, other.arrays, strict=True):
                 assert same_bits(mine, theirs), "the two engines disagree"
                 assert same_bits(mine, again), "counting changed the result"
             assert counted.result.counters == other.result.counters
             assert sorted(launched.result.printf.split("\n")) == sorted(other.result.printf.split("\n"))
     return launched
+
+
+@contextlib.contextmanager
+def always_divided() -> Iterator[None]:
+    """Divide launches however little there is to do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splitting, "PROBE_INSTRUCTIONS", 0)
+        patch.setattr(splitting, "WORTHWHILE_INSTRUCTIONS", 0)
+        patch.setattr(splitting, "COPIED_BYTES", 1 << 40)
+        yield
+
+
+def launch_divided(module: Module, kernel: str, *args: Any, threads: int = 2, **options: Any) -> Launched:
+    """Launch on several threads, although it is not worth while."""
+    with always_divided():
+        return launch_once(module, kernel, *args, threads=threads, **options)
+
+
+def compare_two_threads(one: Launched, module: Module, kernel: str, *args: Any, **options: Any) -> None:
+    """Two threads must leave every byte, count and printed text as one thread does."""
+    two = launch_divided(module, kernel, *args, **options)
+    for mine, theirs in zip(one.arrays, two.arrays, strict=True):
+        assert mine.tobytes() == theirs.tobytes(), "two threads left other bytes than one"
+    assert replace(two.result, threads=1) == one.result
+
+
+def compare_fault_of_two_threads(fault: Fault, module: Module, kernel: str, *args: Any, **options: Any) -> None:
+    """Two threads must report the very fault that one thread does."""
+    with pytest.raises(KernelFault) as caught:
+        launch_divided(module, kernel, *args, **options)
+    assert caught.value.fault == fault
 
 
 def compare_fault(mine: Fault, run: Callable[[], Any], same: bool) -> None:
@@ -154,13 +197,14 @@ def launch_once(
     limits: Limits = NO_LIMITS,
     checks: frozenset[str] = frozenset(),
     engine: str = "auto",
+    threads: int = 1,
 ) -> Launched:
     """Launch once on a fresh machine.
 
     Arrays become allocations, numbers scalars, bytes by-value structs; a callable is given the machine and the list
     of placed arrays and returns the bytes of its parameter.
     """
-    machine = Machine(engine=engine)
+    machine = Machine(engine=engine, threads=threads)
     loaded = machine.load(module)
     function = module.kernels[kernel]
     encoded: list[bytes] = []

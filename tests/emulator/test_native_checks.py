@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launching import CHECKS, compiled, launch_once, triple
+from launching import CHECKS, Launched, built, compiled, launch_once, triple
 
 from optiml.errors import Fault, KernelFault
 from optiml.ptx import Limits, Machine, engine_name, parse
@@ -64,8 +64,8 @@ BUGS = [
         "*(float*)(p + 2) = x[threadIdx.x]; // BUG\n}",
         fixed="char* p = (char*)(y + blockIdx.x * 128 + threadIdx.x);\n*(float*)(p) = x[threadIdx.x];\n}"),
     Bug(name="missing barrier before reading neighbours", kind="race",
-        body=SHARED + "s[t] = x[i];\ny[i] = s[127 - t];\n// nothing\n}",
-        fixed=SHARED + "s[t] = x[i];\n__syncthreads(); y[i] = s[127 - t];\n// nothing\n}"),
+        body=SHARED + "s[t] = x[i];\ny[i] = s[127 - t]; // BUG\n}",
+        fixed=SHARED + "s[t] = x[i];\n__syncthreads(); y[i] = s[127 - t];\n}"),
     Bug(name="missing barrier before the next round overwrites", kind="race",
         body=SHARED + "for (int r = 0; r < 3; r++) {\ns[t] = x[i] + r; // BUG\n__syncthreads();\n"
         "y[i] = s[127 - t] + r;\n} }",
@@ -94,7 +94,7 @@ BUGS = [
         "atomicAdd(&h[t & 3], 1);\n"
         "__syncthreads(); if (t < 4) y[blockIdx.x * 4 + t] = h[t];\n}"),
     Bug(name="counters cleared without a barrier", kind="race",
-        body="__shared__ int h[128]; int t = threadIdx.x; h[t] = 0;\natomicAdd(&h[127 - t], 1);\n"
+        body="__shared__ int h[128]; int t = threadIdx.x; h[t] = 0;\natomicAdd(&h[127 - t], 1); // BUG\n"
         "__syncthreads(); y[blockIdx.x * 128 + t] = h[t];\n}",
         fixed="__shared__ int h[128]; int t = threadIdx.x; h[t] = 0; __syncthreads();\natomicAdd(&h[127 - t], 1);\n"
         "__syncthreads(); y[blockIdx.x * 128 + t] = h[t];\n}"),
@@ -125,9 +125,9 @@ BUGS = [
         body="int i = blockIdx.x * 127 + threadIdx.x;\ny[i] = x[threadIdx.x] * 2 + blockIdx.x + 1; // BUG\n}",
         fixed="int i = blockIdx.x * 128 + threadIdx.x;\ny[i] = x[threadIdx.x] * 2 + blockIdx.x + 1;\n}"),
     Bug(name="reads what another block writes", kind="race",
-        body="int i = blockIdx.x * 128 + threadIdx.x;\nfloat v = y[(i + 128) & 255]; // either\n"
+        body="int i = blockIdx.x * 128 + threadIdx.x;\nfloat v = y[(i + 128) & 255]; // BUG\n"
         "y[i] = v + x[i] + 1;\n}",
-        fixed="int i = blockIdx.x * 128 + threadIdx.x;\nfloat v = y[i]; // either\ny[i] = v + x[i] + 1;\n}"),
+        fixed="int i = blockIdx.x * 128 + threadIdx.x;\nfloat v = y[i];\ny[i] = v + x[i] + 1;\n}"),
     Bug(name="in-place stencil", kind="race",
         body="int i = blockIdx.x * 128 + threadIdx.x;\nif (i > 0) y[i] = y[i - 1] + 1 + x[i]; // BUG\n}",
         fixed="int i = blockIdx.x * 128 + threadIdx.x;\nif (i > 0) y[i] = x[i - 1] + 1 + x[i];\n}"),
@@ -170,10 +170,10 @@ BUGS = [
 ]  # fmt: skip
 
 
-def run(bug: Bug, body: str) -> None:
+def run(bug: Bug, body: str, **mode: Any) -> Launched:
     x = np.arange(1, 257, dtype=F32)
-    launch_once(parse(compiled(HEAD + body)), "k", bug.grid, bug.block, x, np.zeros(256, F32), 1, checks=CHECKS,
-                limits=Limits(warp_instructions=200_000))  # fmt: skip
+    return launch_once(built(HEAD + body), "k", bug.grid, bug.block, x, np.zeros(256, F32), 1,
+                       limits=Limits(warp_instructions=200_000), **(mode or {"checks": CHECKS}))  # fmt: skip
 
 
 def found(bug: Bug) -> Fault:
@@ -188,10 +188,8 @@ def test_a_seeded_bug_is_found_where_it_is(bug: Bug) -> None:
     assert fault.kind == bug.kind, fault
     assert fault.block is not None
     assert fault.thread is not None
-    marked = [number for number, line in enumerate((HEAD + bug.body).split("\n"), 1) if "// BUG" in line]
-    if marked:
-        lines = {fault.line, fault.other.line if fault.other else None}
-        assert marked[0] in lines, fault
+    (marked,) = [number for number, line in enumerate((HEAD + bug.body).split("\n"), 1) if "// BUG" in line]
+    assert marked in {fault.line, fault.other.line if fault.other else None}, fault
     if bug.kind == "race":
         assert fault.other is not None
         assert fault.other != (fault.block, fault.thread)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launching import launch_once, same_bits
+from launching import CHECKS, launch_once, same_bits, snippet
 
+from optiml.errors import Unsupported
 from optiml.ptx import engine_name, opcodes, parse
 from optiml.ptx.native import table
 from optiml.ptx.native.library import library
@@ -121,12 +122,18 @@ def groups() -> list[tuple[tuple[str, ...], list[str]]]:
 GROUPS = groups()
 
 
-def results(spellings: Sequence[str], guarded: bool, engine: str) -> tuple[np.ndarray[Any, Any], str]:
+def results(
+    spellings: Sequence[str], guarded: bool, engine: str, *, without_rows: bool = False
+) -> tuple[np.ndarray[Any, Any], str]:
+    """What opcodes make of the edge inputs; `without_rows` takes them out of the native table meanwhile."""
     rows = [table.ROWS[table.canonical(tuple(s.split(".")))] for s in spellings]
     columns = [column(token, position) for position, token in enumerate(rows[0].inputs)]
     output = np.zeros((len(spellings), THREADS), np.uint64)
     module = parse(kernel(spellings, rows, guarded))
-    launched = launch_once(module, "k", 1, THREADS, *columns, output, engine=engine)
+    with pytest.MonkeyPatch.context() as patch:
+        for spelling in spellings if without_rows else ():
+            patch.delitem(table.ROWS, table.canonical(tuple(spelling.split("."))))
+        launched = launch_once(module, "k", 1, THREADS, *columns, output, engine=engine)
     return launched.arrays[-1], launched.result.engine
 
 
@@ -175,3 +182,37 @@ def test_the_table_covers_what_the_numpy_engine_computes() -> None:
     spellings = list(table.SPELLINGS.values())
     both = [s for s in spellings if known_to_both(s)]
     assert len(both) > 0.9 * len(spellings), sorted(set(spellings) - set(both))
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["straight", "divided"])
+def test_an_opcode_without_a_row_of_its_own_runs_natively_by_its_numpy_function(guarded: bool) -> None:
+    for _, every in GROUPS:
+        spellings = [s for s in every if s.split(".")[0] in opcodes.PURE][::3]
+        if not spellings:
+            continue
+        mine, engine = results(spellings, guarded, "auto", without_rows=True)
+        assert engine == "native"
+        theirs, _ = results(spellings, guarded, "numpy")
+        assert differences(spellings, mine, theirs) == []
+
+
+def test_a_new_opcode_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = opcodes.Pure(inputs=("u4", "i2"), output="i4", apply=lambda a, b: a.astype(np.int32) * 3 + b)
+    monkeypatch.setattr(opcodes, "PURE", {**opcodes.PURE, "triple": lambda parts: row})
+    module = parse(snippet("triple.u32 %y, %x0, %x1;", [np.zeros(1, np.uint32), np.zeros(1, np.int16)], np.int32))
+    x, y = np.arange(100, dtype=np.uint32), np.arange(100, dtype=np.int16) - 50
+    for options in ({}, {"count": True}, {"checks": CHECKS}, {"engine": "numpy"}):
+        launched = launch_once(module, "k", 1, 100, x, y, np.zeros(100, np.int32), **options)
+        assert launched.result.engine == options.get("engine", "native")
+        assert np.array_equal(launched.arrays[-1], 3 * x.astype(np.int32) + y)
+
+
+def test_a_row_that_fails_is_named_and_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(a: Any) -> Any:
+        raise ValueError("no such number")
+
+    row = opcodes.Pure(inputs=("u4",), output="u4", apply=fails)
+    monkeypatch.setattr(opcodes, "PURE", {**opcodes.PURE, "broken": lambda parts: row})
+    module = parse(snippet("broken.u32 %y, %x0;", [np.zeros(1, np.uint32)], np.uint32))
+    with pytest.raises(Unsupported, match="ValueError: no such number"):
+        launch_once(module, "k", 1, 32, np.zeros(32, np.uint32), np.zeros(32, np.uint32))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launching import CHECKS, Launched, compiled, launch_once
+from launching import CHECKS, Launched, built, compiled, launch_once
 
 from optiml.errors import Fault, KernelFault
 from optiml.ptx import Limits, engine_name, parse
@@ -100,10 +100,10 @@ BUGS = [
 ]  # fmt: skip
 
 
-def run(body: str, *, grid: int = 2, before: str = "", arch: str = "compute_80") -> Launched:
+def run(body: str, *, grid: int = 2, before: str = "", arch: str = "compute_80", **mode: Any) -> Launched:
     x, y = np.arange(1, 257, dtype=F32), np.zeros(256, F32)
-    return launch_once(parse(compiled(before + HEAD + TAIL + body, arch)), "k", grid, 128, x, y, np.zeros(64, I32), 1,
-                       checks=CHECKS, limits=Limits(warp_instructions=400_000))  # fmt: skip
+    return launch_once(built(before + HEAD + TAIL + body, arch), "k", grid, 128, x, y, np.zeros(64, I32), 1,
+                       limits=Limits(warp_instructions=400_000), **(mode or {"checks": CHECKS}))  # fmt: skip
 
 
 def found(bug: Bug) -> Fault:
@@ -194,7 +194,7 @@ def test_sound_kernels_raise_no_alarm(name: str) -> None:
 def test_race_words_are_kept_for_memory_that_the_kernel_may_write_only() -> None:
     def roots(body: str) -> Any:
         module = parse(compiled(HEAD + "int t = threadIdx.x;\n" + body))
-        return NativeLowering(module, module.kernels["k"]).native.written
+        return NativeLowering(module, module.kernels["k"]).native.roots.written
 
     assert roots("y[t] = x[flags[t]]; }") == {8}
     assert roots("atomicAdd(flags + t, 1); y[t] = 1; }") == {8, 16}

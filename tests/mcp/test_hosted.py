@@ -1,6 +1,7 @@
 """Long work in processes of its own: same answers, killed when nobody waits for it, replaced when it dies."""
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -20,8 +21,11 @@ from mcp import Client
 from test_asktell import COALESCED, SCALE, SEED, call, program
 from test_running import alive, descendants, until
 
+from optiml.codec import adapter_of
 from optiml.errors import InvalidInput, NotAccepted, WorkerDied
+from optiml.records import Generated, Judgement, Profile, SearchResult, Verdict
 from optiml.settings import ModelEndpoint, Settings, TextMixture, read_settings
+from optiml_mcp.__main__ import here_for_good
 from optiml_mcp.background import Cancellation
 from optiml_mcp.hosted import HostedWorkbench, settings_from_json, settings_to_json
 
@@ -53,6 +57,33 @@ def test_a_host_verifies_and_the_server_then_answers_from_the_store(hosted: Host
     assert hosted.known_profile(verdict.kernel_id, SCALE) is not None
     assert ".visible .entry scale" in hosted.ptx(verdict.kernel_id)
     assert hosted.judge(SCALE, SEED, verdict.kernel_id).verdict in ("try", "measure_again")
+
+
+def test_whoever_asks_the_server_itself_goes_before_the_work_of_its_hosts(hosted: HostedWorkbench) -> None:
+    hosted.verify(KERNEL, SCALE)
+    hosts = [worker.pid for worker, _ in hosted._hosts._idle if worker.pid is not None]
+    working = {pid for host in hosts for pid in (host, *descendants(host))}
+    assert len(working) > len(hosts)
+    assert all(os.getpriority(os.PRIO_PROCESS, pid) > os.nice(0) for pid in working)
+
+
+def test_the_garbage_collector_leaves_alone_what_is_here_for_good() -> None:
+    kept_before = gc.get_freeze_count()
+    try:
+        with here_for_good():
+            module = [[number] for number in range(1000)]
+        assert gc.get_freeze_count() - kept_before > len(module)
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+
+
+def test_what_reads_the_answers_of_hosts_is_built_before_the_first_one_comes(
+    hosted: HostedWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optiml.codec.TypeAdapter", None)  # whoever builds one now, fails
+    for kind in (Verdict, Profile, Judgement, Generated, SearchResult):
+        assert adapter_of(kind)
 
 
 def test_an_error_of_a_host_is_raised_here_with_its_code(hosted: HostedWorkbench) -> None:
@@ -187,6 +218,44 @@ def test_a_question_that_gets_no_answer_is_refused_in_time_and_others_are_answer
             release.set()
         monkeypatch.setattr("optiml_mcp.server.QUESTION_LIMIT_S", 20.0)
         assert (await answer(client, "run_mcts", action="list"))["runs"] == []
+
+    play(scenario)
+
+
+def test_a_job_whose_id_was_told_is_ended_when_nobody_comes_back_after_a_cancelled_request(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr("optiml_mcp.jobs.COMING_BACK_S", 0.0)
+    monkeypatch.setattr(Cancellation, "cancel", lambda _: ended.set())
+
+    async def scenario(client: Client) -> None:
+        pending = await answer(client, "compile_verify", kernel=RELU + "// slow\n", problem="relu", max_wait_s=0)
+        with anyio.move_on_after(0.1):
+            await client.call_tool("compile_verify", {"job_id": pending["job_id"]})
+        await anyio.to_thread.run_sync(ended.wait)
+        bench.gate.set()
+        text = await refusal(client, "compile_verify", job_id=pending["job_id"])
+        assert text.startswith("busy: ")
+        assert "call compile_verify again" in text
+
+    play(scenario)
+
+
+def test_whoever_comes_back_for_a_job_in_time_finds_it_running(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(Cancellation, "cancel", lambda _: ended.set())
+
+    async def scenario(client: Client) -> None:
+        pending = await answer(client, "compile_verify", kernel=RELU + "// slow\n", problem="relu", max_wait_s=0)
+        with anyio.move_on_after(0.1):
+            await client.call_tool("compile_verify", {"job_id": pending["job_id"]})
+        assert (await answer(client, "compile_verify", job_id=pending["job_id"], max_wait_s=0))["status"] == "pending"
+        bench.gate.set()
+        assert (await answer(client, "compile_verify", job_id=pending["job_id"]))["status"] == "accepted"
+        assert not ended.is_set()
 
     play(scenario)
 

@@ -100,6 +100,23 @@ def test_a_wrong_kernel_is_an_answer_and_not_an_error(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"source": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested deeper"),
+        ('{"source": "a\\u0000b"}', "NUL"),
+        ('{"source": "a\\ud800b"}', "lone surrogate"),
+    ],
+)
+def test_what_json_text_stands_for_is_looked_at_like_any_other_argument(play: Play, text: str, fault: str) -> None:
+    async def scenario(client: Client) -> None:
+        told = await refusal(client, "compile_verify", kernel=text, problem="relu")
+        assert told.startswith("invalid_params: kernel")
+        assert fault in told
+
+    play(scenario)
+
+
 def test_a_kernel_sent_as_an_object_as_json_text_by_id_or_by_uri_is_the_same_kernel(play: Play) -> None:
     kernel = {
         "source": "__global__ void relu() {}",

@@ -6,6 +6,7 @@ arguments: two addresses and an integer.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import struct
 import sys
@@ -36,6 +37,7 @@ class FakeCuda:
     events: int = 0
     attributes: list[tuple[str, int]] = field(default_factory=list)
     captured: list[Any] | None = None  # launches, while a stream is captured
+    cooperative: list[tuple[int, ...]] = field(default_factory=list)  # grid, block and shared memory of each
     node_attributes: list[tuple[str, Any]] = field(default_factory=list)
 
     def view(self, address: int, nbytes: int) -> np.ndarray[Any, Any]:
@@ -65,13 +67,23 @@ class _Function:
         assert formats[0][-1] == "s"
 
     def prepared_async_call(self, grid: Any, block: Any, stream: Any, packed: bytes, *, shared_size: int) -> None:
-        def run() -> None:
-            self._cuda.kernels[self._symbol](self._cuda, *struct.unpack("<QQI", packed))
-
+        node = _Node(self._cuda, self._symbol, packed)
         if self._cuda.captured is None:
-            run()
+            node.run(packed)
         else:
-            self._cuda.captured.append(run)
+            self._cuda.captured.append(node)
+
+
+@dataclass
+class _Node:
+    """A launch in a graph."""
+
+    cuda: FakeCuda
+    symbol: str
+    packed: bytes
+
+    def run(self, packed: bytes) -> None:
+        self.cuda.kernels[self.symbol](self.cuda, *struct.unpack("<QQI", packed))
 
 
 class _Event:
@@ -185,18 +197,25 @@ def _add_graphs(cuda: FakeCuda, bindings: Any) -> None:
         return (0,)
 
     def launch(graph: list[Any], stream: Any) -> tuple[int]:
-        for run in graph:
-            run()
+        for node in graph:
+            node.run(node.packed)
+        return (0,)
+
+    def launch_cooperatively(node: _Node, *given: int) -> tuple[int]:
+        *sizes, _, places = given
+        pointers = (ctypes.c_void_p * 3).from_address(places)
+        node.run(b"".join(ctypes.string_at(int(p or 0), n) for p, n in zip(pointers, (8, 8, 4), strict=True)))
+        cuda.cooperative.append(tuple(sizes))
         return (0,)
 
     bindings.CUstream = lambda handle: handle
     bindings.CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
     bindings.CUkernelNodeAttrValue = lambda: types.SimpleNamespace(clusterDim=types.SimpleNamespace())
-    bindings.CUkernelNodeAttrID = types.SimpleNamespace(
-        CU_LAUNCH_ATTRIBUTE_COOPERATIVE="cooperative", CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster"
-    )
+    bindings.CUkernelNodeAttrID = types.SimpleNamespace(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster")
     bindings.cuStreamBeginCapture, bindings.cuStreamEndCapture = begin, end
     bindings.cuGraphGetNodes = lambda graph, count: (0, graph[:count], len(graph))
     bindings.cuGraphKernelNodeSetAttribute = set_attribute
     bindings.cuGraphInstantiate = lambda graph, flags: (0, graph)
     bindings.cuGraphLaunch = launch
+    bindings.cuGraphKernelNodeGetParams = lambda node: (0, types.SimpleNamespace(func=node))
+    bindings.cuLaunchCooperativeKernel = launch_cooperatively

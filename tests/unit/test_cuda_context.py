@@ -162,16 +162,28 @@ def test_shared_memory_above_48_kib_is_asked_for(cuda: tuple[FakeCuda, Any]) -> 
     assert cuda[0].attributes == [("shared", 64 << 10)]
 
 
-def test_a_cooperative_launch_in_clusters_is_asked_for_as_such(cuda: tuple[FakeCuda, Any]) -> None:
-    step = wire_steps(PLAN, PTX)[0]
-    steps = [{**step, "cooperative": True, "cluster": (2, 1, 1)}, step]
-    _, answers = cuda[1].CudaContext(0).run(
-        header(steps=steps), memoryview(b"c"), values(np.arange(N), np.zeros(N))
-    )  # fmt: skip
-    assert np.array_equal(np.frombuffer(answers[1], dtype=np.float32), 2 * np.arange(N))
-    (first, cooperative), (second, cluster) = cuda[0].node_attributes
-    assert (first, cooperative.cooperative) == ("cooperative", 1)
-    assert (second, cluster.clusterDim.x, cluster.clusterDim.z) == ("cluster", 2, 1)
+def doubled(cuda: tuple[FakeCuda, Any], **changes: Any) -> bool:
+    """Whether a launch with these changes computes what the ordinary one does."""
+    steps = [{**wire_steps(PLAN, PTX)[0], **changes}]
+    contents = values(np.arange(N), np.zeros(N))
+    _, answers = cuda[1].CudaContext(0).run(header(steps=steps), memoryview(b"c"), contents)
+    return np.array_equal(np.frombuffer(answers[1], dtype=np.float32), 2 * np.arange(N))
+
+
+def test_a_launch_in_clusters_is_asked_for_as_such(cuda: tuple[FakeCuda, Any]) -> None:
+    assert doubled(cuda, cluster=(2, 1, 1))
+    ((name, value),) = cuda[0].node_attributes
+    assert (name, value.clusterDim.x, value.clusterDim.z) == ("cluster", 2, 1)
+
+
+def test_a_cooperative_launch_gets_its_sizes_and_arguments(cuda: tuple[FakeCuda, Any]) -> None:
+    assert doubled(cuda, cooperative=True)
+    assert cuda[0].cooperative == [(1, 1, 1, 128, 1, 1, 0)]
+
+
+def test_a_launch_both_cooperative_and_in_clusters_is_refused(cuda: tuple[FakeCuda, Any]) -> None:
+    with pytest.raises(InvalidInput, match="at once"):
+        doubled(cuda, cooperative=True, cluster=(2, 1, 1))
 
 
 def test_transfers_of_a_launcher_are_carried_out_in_order(cuda: tuple[FakeCuda, Any]) -> None:

@@ -25,6 +25,7 @@ def header(*steps: dict[str, Any], ptx: str = EMPTY_MODULE, nbytes: int = 10, ru
         "ptx": ptx, "arrays": [{"name": "y", "nbytes": nbytes, "undefined": True}], "steps": list(steps),
         "runs": runs, "count": False, "sample_blocks": None, "l1_share_bytes": 1 << 16, "outputs": True,
         "timeout_s": 10.0, "checks": [], "checked_runs": 0, "unwritten": 0xFF, "reverse": False, "shift_bytes": 0,
+        "threads": 1,
     }  # fmt: skip
 
 

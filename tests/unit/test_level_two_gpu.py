@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from optiml.device.emulated import EmulatedDevice, emulated_info
 from optiml.errors import Fault
 from optiml.evaluate import Evaluator
 from optiml.measure.measured import MeasuredProfiler
-from optiml.records import Build, Verdict
+from optiml.records import Build, Kernel, Problem, Verdict
 from optiml.store import open_store
 from optiml.verify.sanitizer import TOOLS, Sanitized
 from optiml.workbench import Workbench
@@ -159,27 +161,41 @@ extern "C" __global__ void total(const float* x, float* out, int n) {
 """
 
 
+@contextmanager
+def beside_a_gpu(
+    bench: Workbench, folder: Path, source: str
+) -> Iterator[tuple[Evaluator, Kernel, Problem, Build]]:  # fmt: skip
+    """An evaluator of a scripted GPU with a real embedded device, and a kernel of `sum` built for it."""
+    inner = bench.evaluator("emulator")
+    if inner.device.info.engine != "native":
+        pytest.skip("races are looked for by the native engine, which is not built here")
+    problem = bench.problem("sum")
+    kernel = bench.kernel(source, problem)
+    build = inner.build(kernel, arch="sm_90")
+    assert isinstance(build, Build)
+    gpu: Any = ScriptedGpu(50.0)
+    never: Any = None
+    with closing(EmulatedDevice(emulated_info("emulator:h200"))) as embedded:
+        made = Evaluator(
+            compiler=inner._compiler, device=gpu, fresh_device=never, references=inner._references, profiler=never,
+            store=open_store(folder, size_limit_bytes=1 << 20), kernel_timeout_s=20.0, embedded=embedded,
+            sanitizer=lambda items: Sanitized(report=dict.fromkeys(TOOLS, "clean")),
+        )  # fmt: skip
+        yield made, kernel, problem, build
+
+
 @pytest.mark.parametrize(("source", "reason"), [(CLEARED_BY_ONE, "race"), (CLEARED_BEFORE, None)])
 def test_a_race_between_blocks_is_found_beside_a_gpu_that_starts_them_in_order(
     bench: Workbench, tmp_path: Path, source: str, reason: str | None
 ) -> None:
-    if bench.evaluator("emulator").device.info.engine != "native":
-        pytest.skip("races are looked for by the native engine, which is not built here")
-    problem = bench.problem("sum")
-    kernel = bench.kernel(source, problem)
-    embedded = EmulatedDevice(emulated_info("emulator:h200"))
-    inner = bench.evaluator("emulator")
-    build = inner.build(kernel, arch="sm_90")
-    gpu: Any = ScriptedGpu(50.0)
-    never: Any = None
-    made = Evaluator(
-        compiler=inner._compiler, device=gpu, fresh_device=never, references=inner._references,
-        profiler=never, store=open_store(tmp_path, size_limit_bytes=1 << 20), kernel_timeout_s=20.0, embedded=embedded,
-        sanitizer=lambda items: Sanitized(report=dict.fromkeys(TOOLS, "clean")),
-    )  # fmt: skip
-    try:
-        assert isinstance(build, Build)
+    with beside_a_gpu(bench, tmp_path, source) as (made, kernel, problem, build):
         verdict = made._at_level_two(kernel, problem, build, ACCEPTED, 7)
-    finally:
-        embedded.close()
     assert (verdict.status, verdict.reason) == ("rejected" if reason else "accepted", reason), verdict.detail
+
+
+def test_wrong_values_on_a_gpu_are_traced_back_to_the_race_behind_them(bench: Workbench, tmp_path: Path) -> None:
+    wrong = dataclasses.replace(ACCEPTED, status="rejected", reason="wrong_values", detail="out[0] is 1")
+    with beside_a_gpu(bench, tmp_path, CLEARED_BY_ONE) as (made, kernel, problem, build):
+        verdict = made._traced_back(kernel, problem, build, wrong, 7)
+    assert verdict.reason == "race"
+    assert "on the GPU: wrong_values, out[0] is 1" in (verdict.detail or "")

@@ -57,6 +57,15 @@ def test_a_call_brings_header_and_blobs_to_the_handler_and_its_answer_back(worke
     assert [bytes(blob) for blob in blobs[1:]] == [b"", b"abc"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel weighs no sessions here")
+def test_a_nice_worker_lets_other_sessions_go_first_too() -> None:
+    with new_worker(niceness=3) as nice:
+        nice.call({"do": "echo"}, timeout_s=SOON_S)
+        assert nice.pid is not None
+        assert os.getpriority(os.PRIO_PROCESS, nice.pid) == 3 + os.nice(0)
+        assert Path(f"/proc/{nice.pid}/autogroup").read_text().split()[-1] == str(3 + os.nice(0))
+
+
 def test_a_handler_may_ask_its_parent_while_it_works(worker: Worker) -> None:
     answer, _ = worker.call(
         {"do": "ask", "questions": 3}, timeout_s=SOON_S, on_question=lambda asked: {"twice": 2 * asked["number"]}
@@ -375,6 +384,15 @@ def test_a_program_gets_its_stdin_whole_and_both_outputs_are_drained() -> None:
     finished = run(["sh", "-c", script], policy=PROCESSES, timeout_s=SOON_S, stdin=text, output_cap_bytes=4 << 20)
     assert finished.stdout == text
     assert finished.stderr == b"problem\n"
+
+
+def test_a_program_that_has_said_enough_is_ended() -> None:
+    script = "echo first; echo second; exec sleep 1000"
+    finished = run(
+        ["sh", "-c", script], policy=PROCESSES, timeout_s=SOON_S, enough=lambda output: b"second" in output
+    )  # fmt: skip
+    assert finished.stdout == b"first\nsecond\n"
+    assert finished.exit_code != 0
 
 
 def test_output_beyond_the_cap_is_dropped_and_said_to_be() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optiml.verify.sanitizer import Tool, first_finding
+from optiml.verify.sanitizer import Tool, first_finding, tells_all
 
 MEMCHECK = """\
 item 0 relu n=1003
@@ -77,3 +77,10 @@ def test_a_race_names_both_lines() -> None:
 def test_a_clean_output_has_no_finding() -> None:
     clean = "item 0 relu n=1\n========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
     assert first_finding("memcheck", clean) is None
+
+
+def test_a_tool_may_stop_once_another_finding_begins() -> None:
+    first, rest = INITCHECK.split("========= ERROR SUMMARY")
+    assert not tells_all(first.encode())
+    assert tells_all((first + first.replace("COMPUTE-SANITIZER", "")).encode())
+    assert not tells_all(f"========= ERROR SUMMARY{rest}".encode())

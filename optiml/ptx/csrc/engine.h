@@ -51,19 +51,22 @@ typedef struct {
     uint32_t *writer, *reader[2]; /* the engine's own: per unit of memory, 32 * deed + lane, when checking races */
     uint32_t shift;      /* a unit is 1 << shift bytes */
     uint32_t written;    /* the kernel may write here, so that races are possible */
+    uint32_t read;       /* the kernel may read here */
     uint8_t* valid;      /* per byte: written yet, only when checking uninitialised reads */
     int64_t sectors[3];  /* load, store, atomic */
     int64_t misses;
 } Allocation;
 
 /* spaces: global_load global_store global_atomic local_load local_store shared_load shared_store shared_atomic */
+enum { SPACES = 8 };
 typedef struct { int64_t requests, sectors, bytes, ideal, lines; } Space;
 typedef struct {
     int64_t load_requests, load_sectors, store_requests, store_sectors, wavefronts, conflicts, divergent;
 } Line;
 
 enum { NO_FAULT, BAD_ACCESS, TRAP, SKIPPED_BARRIER, TWO_BARRIERS, DEADLOCK, OUT_OF_BUDGET, PAST_DEADLINE, ABORTED,
-       RACE, UNINITIALISED, NO_MEMORY, PART_OF_WARP };
+       RACE, UNINITIALISED, NO_MEMORY, PART_OF_WARP,
+       FORGOTTEN /* between threads of one launch only */ };
 
 typedef struct {
     int32_t kind, access, nbytes, space;
@@ -76,6 +79,7 @@ typedef struct {
 } Fault;
 
 typedef int (*Print)(int lane, uint64_t format, uint64_t arguments, uint32_t instruction);
+typedef int (*Compute)(uint32_t row, const void* const* operands, void* result);
 
 typedef struct {
     const Ins* instructions;
@@ -90,6 +94,7 @@ typedef struct {
     const int64_t* blocks;   /* linear ids to run, NULL for all */
     const uint8_t* parameters;
     Print print;
+    Compute compute;
     int64_t* segment_warps;
     int64_t* segment_threads;
     Space* spaces;
@@ -100,11 +105,17 @@ typedef struct {
     double deadline;         /* CLOCK_MONOTONIC seconds, 0 for none */
     uint64_t l1_sectors;
     int64_t executed;        /* warp instructions run */
+    /* when the work is divided, in warp instructions: how much runs before, how much must be left, and how many bytes
+     * may be copied for each that is left; see native/splitting.py */
+    int64_t probe, worthwhile, copied_bytes;
     uint32_t grid[3], block[3];
     uint32_t segment_count, barrier_total, special_count, zero_count, allocation_count;
     uint32_t register_bytes, shared_bytes, local_bytes, parameter_bytes;
     uint32_t waits, count, checks, max_order;
     uint32_t together;  /* all blocks must run at the same time */
     uint32_t unwritten; /* byte that shared and local memory hold until something is written */
+    uint32_t threads;   /* host threads that may share the work: 1 for a kernel that must not be divided */
+    uint32_t parts;     /* parts that the work was divided into, of those whose results were kept */
+    uint32_t line_count;
     Fault fault;
 } Launch;

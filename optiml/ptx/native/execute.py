@@ -15,11 +15,13 @@ from optiml.errors import Fault, KernelFault, OptimlError, OtherParty, Unsupport
 from optiml.ptx import memory
 from optiml.ptx.counters import SECTOR_BYTES, Counters, Recorder, _Traffic
 from optiml.ptx.memory import FIRST_ALLOCATION, WINDOW_BITS, Allocation
-from optiml.ptx.native.library import PRINT, AllocationRecord, LaunchRecord, library
+from optiml.ptx.native import splitting
+from optiml.ptx.native.library import COMPUTE, PRINT, AllocationRecord, LaunchRecord, library
 from optiml.ptx.native.lowering import NativeLowering, NativeProgram, NotNative
-from optiml.ptx.opcodes import MALFORMED
+from optiml.ptx.opcodes import DTYPES, MALFORMED, Pure
 from optiml.ptx.parse import Module
 from optiml.ptx.printing import PRINTF_LIMIT, STRING_LIMIT, formatted
+from optiml.ptx.simt import WARP
 
 _SPACES = ("global_load", "global_store", "global_atomic", "local_load", "local_store", "shared_load", "shared_store",
            "shared_atomic")  # fmt: skip
@@ -57,6 +59,7 @@ class Call:
         blocks: linear ids to run, None for the whole grid of `total`.
         checks: names of `CHECKS`.
         unwritten: byte that shared and local memory hold until something is written.
+        threads: threads of the host that may share the work.
     """
 
     program: NativeProgram
@@ -75,10 +78,11 @@ class Call:
     warp_instructions: int | None
     deadline: float | None
     l1_bytes: int
+    threads: int
 
 
-def run(call: Call) -> tuple[Counters | None, str, int]:
-    """Run a launch: counters if asked for, device printf text, number of blocks run.
+def run(call: Call) -> tuple[Counters | None, str, int, int]:
+    """Run a launch: counters if asked for, device printf text, number of blocks run, threads that shared the work.
 
     Raises:
         KernelFault: the kernel broke a rule or outlived its limits.
@@ -106,7 +110,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     count = max(call.allocations, default=FIRST_ALLOCATION - 1) + 1 - FIRST_ALLOCATION
     records = (AllocationRecord * max(1, count))()
     touched: dict[int, np.ndarray[Any, Any]] = {}
-    written = _written_allocations(call) if "race" in call.checks else frozenset()
+    written, read = (_allocations_behind(call, roots) for roots in (native.roots.written, native.roots.read))
     for number, allocation in call.allocations.items():
         record = records[number - FIRST_ALLOCATION]
         record.data = allocation.data.ctypes.data
@@ -116,7 +120,7 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
             record.last = pointer(np.zeros(sectors, np.uint64))
             touched[number] = np.zeros(sectors, np.uint8)
             record.touched = pointer(touched[number])
-        record.written = number in written
+        record.written, record.read = number in written, number in read
         if "uninitialised" in call.checks and allocation.valid is not None:
             record.valid = pointer(allocation.valid)
     launch.allocations = records
@@ -151,22 +155,29 @@ def run(call: Call) -> tuple[Counters | None, str, int]:
     launch.checks = sum(CHECKS[name] for name in call.checks)
     launch.max_order = native.max_order
     launch.unwritten = call.unwritten
+    # the checks compare what different blocks do, in the order in which they do it
+    launch.threads = call.threads if native.divisible and not call.checks else 1
+    launch.probe, launch.worthwhile = splitting.PROBE_INSTRUCTIONS, splitting.WORTHWHILE_INSTRUCTIONS
+    launch.copied_bytes = splitting.COPIED_BYTES
+    launch.line_count = len(native.lines)
     launch.fault.other_line = launch.fault.other_thread = -1
     printer = _Printer(call, engine)
     launch.print = printer.callback
+    numpy_functions = _Functions(native.functions)
+    launch.compute = numpy_functions.callback
     if engine.ptx_run(ctypes.byref(launch)):
-        if printer.error is not None:
-            raise printer.error
+        for helper in (printer, numpy_functions):
+            if helper.error is not None:
+                raise helper.error
         raise KernelFault(_fault(call, launch.fault))
     counters = None
     if call.count:
         counters = _counters(call, launch, warps, threads, spaces, lines, records, touched)
-    return counters, "".join(printer.printed), launch.block_count
+    return counters, "".join(printer.printed), launch.block_count, launch.parts
 
 
-def _written_allocations(call: Call) -> frozenset[int]:
-    """Numbers of the allocations that the kernel may write: only there can be races."""
-    roots = call.program.written
+def _allocations_behind(call: Call, roots: frozenset[int | str] | None) -> frozenset[int]:
+    """Numbers of the allocations that addresses lie in which come from `roots`; None stands for any address."""
     if roots is None:
         return frozenset(call.allocations)
     addresses = [call.addresses[root] if isinstance(root, str) else
@@ -263,6 +274,49 @@ class _Printer:
         text = formatted(template, argument, text_at)[: self.room]
         self.room -= len(text)
         self.printed.append(text)
+
+
+class _Functions:
+    """Calls functions of the numpy engine on the registers of a warp; what goes wrong is kept for the caller."""
+
+    def __init__(self, rows: Sequence[Pure]) -> None:
+        self.rows = rows
+        self.error: OptimlError | None = None
+        self.callback = COMPUTE(self.one)
+
+    def one(self, number: int, operands: Any, result: int) -> int:
+        row = self.rows[number]
+        try:
+            with np.errstate(all="ignore"):
+                values = [_lanes(operands[k], token) for k, token in enumerate(row.inputs)]
+                value = np.broadcast_to(row.apply(*values), WARP)
+        except MALFORMED as error:  # an exception must not cross the C frames
+            self.error = Unsupported(f"a numpy function of the engine failed: {type(error).__name__}: {error}")
+            return 1
+        if row.output == "p":
+            bits = -value.astype(np.int32)
+        else:
+            bits = value.astype(_stored(row.output), copy=False)
+            if bits.dtype.kind != "i":
+                bits = bits.view(f"u{bits.dtype.itemsize}")
+        wide = np.dtype(f"{bits.dtype.kind}{max(4, bits.dtype.itemsize)}")
+        out = np.ascontiguousarray(bits, wide)
+        ctypes.memmove(result, out.ctypes.data, out.nbytes)
+        return 0
+
+
+def _stored(token: str) -> np.dtype[Any]:
+    """What a token stands for; integers of no particular sign are unsigned."""
+    return DTYPES.get(token) or DTYPES["u" + token[1:]]
+
+
+def _lanes(address: int, token: str) -> np.ndarray[Any, Any]:
+    """The values of an operand in the lanes of a warp, copied out of their registers."""
+    dtype = np.dtype(np.int32) if token == "p" else _stored(token)
+    word = max(4, dtype.itemsize)
+    bits = np.frombuffer(ctypes.string_at(address, word * WARP), f"u{word}")
+    values: np.ndarray[Any, Any] = bits.astype(f"u{dtype.itemsize}").view(dtype)
+    return values.astype(bool) if token == "p" else values
 
 
 def _coordinates(call: Call, linear: int, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

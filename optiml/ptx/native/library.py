@@ -11,6 +11,7 @@ from optiml.ptx.native import table
 from optiml.ptx.native.lowering import RECORD
 
 PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+COMPUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
 
 
 class FaultRecord(ctypes.Structure):
@@ -35,6 +36,7 @@ class AllocationRecord(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("last", "touched", "writer", "reader", "second_reader")),
         ("shift", ctypes.c_uint32),
         ("written", ctypes.c_uint32),
+        ("read", ctypes.c_uint32),
         ("valid", ctypes.c_void_p),
         ("sectors", ctypes.c_int64 * 3),
         ("misses", ctypes.c_int64),
@@ -51,18 +53,19 @@ class LaunchRecord(ctypes.Structure):
         ("allocations", ctypes.POINTER(AllocationRecord)),
         *((name, ctypes.c_void_p) for name in ("blocks", "parameters")),
         ("print", PRINT),
+        ("compute", COMPUTE),
         *((name, ctypes.c_void_p) for name in ("segment_warps", "segment_threads", "spaces", "lines")),
         *((name, ctypes.c_int64) for name in (
             "branches", "divergent", "barrier_count", "warps", "block_count", "budget")),
         ("deadline", ctypes.c_double),
         ("l1_sectors", ctypes.c_uint64),
-        ("executed", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("executed", "probe", "worthwhile", "copied_bytes")),
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         *((name, ctypes.c_uint32) for name in (
             "segment_count", "barrier_total", "special_count", "zero_count", "allocation_count", "register_bytes",
             "shared_bytes", "local_bytes", "parameter_bytes", "waits", "count", "checks", "max_order",
-            "together", "unwritten")),
+            "together", "unwritten", "threads", "parts", "line_count")),
         ("fault", FaultRecord),
     ]  # fmt: skip
 

@@ -1,8 +1,9 @@
 """Lowers a kernel to the records that the native engine runs.
 
 Segments, inlining, liveness and what is counted are those of the numpy engine's lowering; only what an instruction
-becomes differs: a record naming a handler of the table and its operands. A kernel with one instruction that has no
-handler is not lowered at all (`NotNative`), and the numpy engine runs it.
+becomes differs: a record naming a handler of the table and its operands. An operation without side effects that the
+table lacks calls its numpy function; a kernel with another instruction that has no handler is not lowered at all
+(`NotNative`), and the numpy engine runs it.
 
 Registers live in one file per warp, 32 lanes each. Those that are needed in one segment only share room.
 """
@@ -24,7 +25,8 @@ from optiml.ptx.inline import BUILTINS, Item, storage
 from optiml.ptx.lower import Lowering
 from optiml.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from optiml.ptx.native import matrices, table
-from optiml.ptx.native.origins import mark_retried_loads, written_roots
+from optiml.ptx.native.origins import Roots, mark_retried_loads, roots_of
+from optiml.ptx.native.splitting import may_be_divided
 from optiml.ptx.numerics import BOOL, F16, F32, U32, U64
 from optiml.ptx.opcodes import DTYPES, TOKENS, UnknownForm
 from optiml.ptx.parse import (
@@ -60,6 +62,7 @@ BARRIER_RECORD = np.dtype(
 # flags of the C side, see csrc/engine.h and csrc/core.inc
 _WARP_WIDE, _EXITS, _COUNTED = 1, 2, 4
 _MOST_EXITS = 512
+_MOST_SOURCES = 5
 _PLAIN, _ARRIVE, _ALIGNED, _REDUCES, _NEGATED = 1, 2, 4, 8, 16
 _SPACES = {"global": 0, "const": 1, "shared": 2, "local": 3, "generic": 4}
 _WIDE_ADDRESS, _CACHED, _POLLS, _UNCOUNTED = 8, 16, 32, 256
@@ -114,6 +117,7 @@ class NativeProgram:
         program: the segments and launch-time slots, as the numpy engine has them.
         extra: what does not fit the records of matrix instructions.
         names: spelling of those that need whole warps, by number of the record.
+        functions: operations of the numpy engine that it calls.
         constant_slots: byte offset and lane width (4 or 8) within the constants, by slot.
         lines: source line by line index.
     """
@@ -127,6 +131,7 @@ class NativeProgram:
     zeros: np.ndarray[Any, Any]
     extra: np.ndarray[Any, Any]
     names: Mapping[int, str]
+    functions: tuple[opcodes.Pure, ...]
     constant_slots: Mapping[int, tuple[int, int]]
     constant_bytes: int
     register_bytes: int
@@ -134,12 +139,14 @@ class NativeProgram:
     max_order: int
 
     @cached_property
-    def written(self) -> frozenset[int | str] | None:
-        """What the addresses of the kernel's stores and atomics come from: offsets of parameters, names of variables.
+    def roots(self) -> Roots:
+        """What the addresses come from that the kernel reads and writes."""
+        return roots_of(self.program)
 
-        None if some address may come from elsewhere, so that the kernel may write anywhere.
-        """
-        return written_roots(self.program)
+    @cached_property
+    def divisible(self) -> bool:
+        """Whether several threads of the host may share a launch."""
+        return may_be_divided(self.program)
 
 
 def _lane_bytes(dtype: np.dtype[Any]) -> int:
@@ -151,7 +158,8 @@ class NativeLowering(Lowering):
 
     def __init__(self, module: Module, kernel: Function) -> None:
         self.widths: dict[int, int] = {}  # lane bytes by slot
-        self.native_rows: dict[str, table.Row] = {}
+        self.native_rows: dict[str, table.Row | opcodes.Pure] = {}
+        self.functions: list[opcodes.Pure] = []
         super().__init__(module, kernel, False, frozenset())
         mark_retried_loads(self.program)
         self.native = _packed(self)
@@ -271,15 +279,15 @@ class NativeLowering(Lowering):
         for step in self.steps:
             step.pred, step.negated = slot, predicate[1]  # type: ignore[attr-defined]
 
-    def row(self, item: Item) -> table.Row:
-        """The row of the native table for a pure instruction."""
-        opcode = item.instruction.opcode
+    def row(self, item: Item) -> table.Row | opcodes.Pure:
+        """The row of the native table for a pure instruction, or the numpy engine's where there is none."""
+        parts, opcode = item.instruction.parts, item.instruction.opcode
         found = self.native_rows.get(opcode)
         if found is None:
-            native = table.ROWS.get(table.canonical(item.instruction.parts))
-            if native is None or len(item.instruction.src) != len(native.inputs):
+            found = table.ROWS.get(table.canonical(parts)) or opcodes.PURE[parts[0]](parts)
+            if len(item.instruction.src) != len(found.inputs) or len(found.inputs) > _MOST_SOURCES:
                 raise NotNative(opcode)
-            found = self.native_rows[opcode] = native
+            self.native_rows[opcode] = found
         return found
 
     def lower(self, item: Item, segment: Any) -> None:
@@ -298,17 +306,27 @@ class NativeLowering(Lowering):
                 raise NotNative(item.instruction.opcode)
             run(item, segment)
 
-    def apply(self, row: Any, target: Operand, sources: Iterable[Operand]) -> None:
+    def compute(self, row: table.Row | opcodes.Pure, target: int, sources: Sequence[int]) -> None:
+        """Emit the operation of a row."""
+        if isinstance(row, table.Row):
+            self.emit(table.NUMBERS[row], [target], sources)
+            return
+        if row not in self.functions:
+            self.functions.append(row)
+        width = _lane_bytes(_dtype(row.output))
+        self.emit(table.EFFECT_NUMBERS["numpy"], [target], sources, aux=width, imm=self.functions.index(row))
+
+    def apply(self, row: table.Row | opcodes.Pure, target: Operand, sources: Iterable[Operand]) -> None:
         slots = [self.source(operand, _dtype(token))[0] for operand, token in zip(sources, row.inputs, strict=True)]
         out = _dtype(row.output)
         if out.itemsize < 8 and out != BOOL and self.wide_register(target):
             if row.output[0] == "i":
                 raise NotNative("sign extension")
             part = self.temporary(4)
-            self.emit(table.NUMBERS[row], [part], slots)
+            self.compute(row, part, slots)
             self.move("@widen", self.target(target, U64)[0], part)
             return
-        self.emit(table.NUMBERS[row], [self.target(target, out)[0]], slots)
+        self.compute(row, self.target(target, out)[0], slots)
 
     def native_nothing(self, item: Item, segment: Any) -> None:
         """Fences and hints: threads run in an order that is sequentially consistent anyway."""
@@ -1000,6 +1018,7 @@ def _packed(lowering: NativeLowering) -> NativeProgram:
         zeros=np.array(zeros, np.uint32),
         extra=np.array(extra or [0], np.uint32),
         names=MappingProxyType(names),
+        functions=tuple(lowering.functions),
         constant_slots=MappingProxyType(constants),
         constant_bytes=constant_bytes,
         register_bytes=register_bytes,

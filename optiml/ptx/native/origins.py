@@ -1,4 +1,4 @@
-"""Where the values of a lowered kernel come from, for the checks: what it may write, and which loads are tried again.
+"""Where the values of a lowered kernel come from: what it may read and write, and which loads are tried again.
 
 Both follow registers through the records of a program without regard to the order of execution, so that what they say
 holds whatever path a thread takes.
@@ -6,6 +6,7 @@ holds whatever path a thread takes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from optiml.ptx.native import table
@@ -18,6 +19,7 @@ _WIDE_LOADS = frozenset(
 )
 _ATOMICS = frozenset(number for name, number in table.EFFECT_NUMBERS.items() if name.startswith("atomic_"))
 _STORES = frozenset(number for name, number in table.EFFECT_NUMBERS.items() if name.startswith("store_"))
+_COPY = table.EFFECT_NUMBERS["copy_async"]
 _PACK = table.NUMBERS[table.ROWS["@pack8"]]
 _SHIFT = table.NUMBERS[table.ROWS["shl.b64"]]
 _SPACE_MASK, _SHARED, _LOCAL = 7, 2, 3
@@ -25,8 +27,16 @@ _SPACE_MASK, _SHARED, _LOCAL = 7, 2, 3
 _ANY_ADDRESS, _HALF_ADDRESS = 1, 2
 
 
-def written_roots(program: Any) -> frozenset[int | str] | None:
-    """Parameters (by offset) and variables (by name) through whose value the kernel may write; None for anything."""
+@dataclass(frozen=True, kw_only=True)
+class Roots:
+    """Parameters (by offset) and variables (by name) through whose value a kernel may access memory; None for any."""
+
+    read: frozenset[int | str] | None
+    written: frozenset[int | str] | None
+
+
+def roots_of(program: Any) -> Roots:
+    """What the addresses come from that a kernel reads and writes."""
     roots: list[int | str] = []
     origin: dict[int, int] = {}
     for slot, offset, dtype in program.parameters:
@@ -46,24 +56,34 @@ def written_roots(program: Any) -> frozenset[int | str] | None:
                 found = _ANY_ADDRESS if record.op in _WIDE_LOADS else _HALF_ADDRESS
             else:
                 found = 0
-                for slot in record.s:
+                for slot in (*record.s, *_matrix_slots(record)):
                     found |= origin.get(slot, 0)
                 far = record.op == _SHIFT and amounts.get(record.s[1], 64) > 16
                 if found & _HALF_ADDRESS and (record.op == _PACK or far):
                     found |= _ANY_ADDRESS  # an address put together of halves
-            for slot in record.d:
+            for slot in (*record.d, *_matrix_slots(record)):
                 if slot >= 0 and origin.get(slot, 0) | found != origin.get(slot, 0):
                     origin[slot] = origin.get(slot, 0) | found
                     changed = True
-    written = 0
+    read = written = 0
     for record in records:
+        if record.op != _COPY and record.aux & _SPACE_MASK in (_SHARED, _LOCAL):
+            continue
+        if record.op == _COPY or record.op in _LOADS or record.op in _ATOMICS:
+            read |= origin.get(record.s[0], 0) or _ANY_ADDRESS
         if record.op in _STORES or record.op in _ATOMICS:
-            space = record.aux & _SPACE_MASK
-            if space not in (_SHARED, _LOCAL):
-                written |= origin.get(record.s[0], 0) or _ANY_ADDRESS
-    if written & _ANY_ADDRESS:
-        return None
-    return frozenset(root for index, root in enumerate(roots) if written >> index & 4)
+            written |= origin.get(record.s[0], 0) or _ANY_ADDRESS
+
+    def named(bits: int) -> frozenset[int | str] | None:
+        if bits & _ANY_ADDRESS:
+            return None
+        return frozenset(root for index, root in enumerate(roots) if bits >> index & 4)
+
+    return Roots(read=named(read), written=named(written))
+
+
+def _matrix_slots(record: Any) -> tuple[int, ...]:
+    return () if record.extra is None else record.extra.slots
 
 
 def mark_retried_loads(program: Any) -> None:

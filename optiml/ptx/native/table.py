@@ -1,4 +1,7 @@
-"""The one table of what the native engine computes: canonical PTX spelling -> operand types and a C expression.
+"""What the native engine computes by itself: canonical PTX spelling -> operand types and a C expression.
+
+An opcode of `optiml.ptx.opcodes` that has no row here runs in the native engine all the same, by calling its numpy
+function for each warp; a row makes it as fast as the rest.
 
 A row is an operation without side effects on one lane. `ROWS` is keyed by the spelling that `canonical` makes of an
 opcode; `HANDLERS` lists the distinct C functions, and the position in it is the number by which a lowered instruction
@@ -483,7 +486,7 @@ EFFECTS: tuple[str, ...] = (
     "atomic_4", "atomic_8", "atomic_2", "copy_async", "copy_wait", "join", "shuffle", "vote",
     "match_4", "match_8", "redux", "activemask",
     "elect", "product", "load_matrices", "store_matrices", "transpose", "load_fragment", "store_fragment",
-    "barrier_object", "lop3", "trap", "clock_4", "clock_8", "print",
+    "barrier_object", "lop3", "trap", "clock_4", "clock_8", "print", "numpy",
 )  # fmt: skip
 
 PURE_HANDLERS: tuple[Row, ...] = tuple(dict.fromkeys(ROWS.values()))
