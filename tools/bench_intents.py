@@ -42,7 +42,7 @@ def wilson(count: int, total: int) -> list[float]:
     share, square = count / total, Z_95**2
     middle = share + square / (2 * total)
     half = Z_95 * math.sqrt(share * (1 - share) / total + square / (4 * total**2))
-    return [round((middle + sign * half) / (1 + square / total), 4) for sign in (-1, 1)]
+    return [round(abs(middle + sign * half) / (1 + square / total), 4) for sign in (-1, 1)]
 
 
 def measured(lines: Sequence[Sequence[str]]) -> dict[str, Any]:

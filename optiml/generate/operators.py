@@ -154,6 +154,8 @@ def _check_question(found: Sequence[Token], mentions: Sequence[Mention]) -> None
     """Refuse what asks about a kernel instead of for one: "is my softmax correct?"."""
     opening = " ".join(token.text.lower() for token in found[:3])
     phrase = next((item for item in mentions if item.first == 0 and item.kind == "plain" and item.last > 1), None)
+    if opening.split(" ")[0] in words.OTHER_TASKS:
+        raise Refused(f"the text asks to {opening.split(' ')[0]} something; say what a kernel has to compute")
     if opening.split(" ")[0] in _ASKING and phrase is None and not opening.startswith(_ASKING_FOR_IT):
         raise Refused("the text asks a question; say what a kernel has to compute")
 
@@ -177,7 +179,8 @@ def _check_contrast(found: Sequence[Token], mentions: Sequence[Mention], chosen:
         beyond = [at for at in weighty if at >= index + len(taking_away)]
         if taking_away and beyond:
             known = telling[beyond[0]].kind if beyond[0] in telling else "plain"
-            if known in ("plain", "arithmetic") and found[beyond[0]].folded not in _neutral():
+            restricts = known in ("plain", "arithmetic") or telling[beyond[0]].label == "a condition"
+            if restricts and found[beyond[0]].folded not in _neutral():
                 said = " ".join((*taking_away, found[beyond[0]].text))
                 raise Refused(f"{said!r} may change what is computed; say it in other words")
 
@@ -393,6 +396,8 @@ def _check_number_of_operands(found: Sequence[Token], chosen: str) -> None:
     for index, token in enumerate(found):
         if token.kind != "number" or token.value <= (2 if chosen in _OF_TWO else 1):
             continue
+        if index and (found[index - 1].text == "-" or found[index - 1].folded in ("length", "siz")):
+            continue  # "two length-2048 vectors"
         following = next((item for item in found[index + 1 :] if not is_light(item) or item.folded in _ARRAYS), None)
         if following is not None and following.folded in _ARRAYS and following.text.lower() != following.folded:
             raise Refused(f"'{token.text} {following.text}' are more than {spoken_name(chosen)} takes")
