@@ -55,7 +55,7 @@ SMALL = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33)  # of each axis, in every c
 FEW_SMALL = (1, 2, 3, 5, 8)  # where there are many axes
 MOST_SIZES = 160
 MOST_COST = 3e6
-Edit = Callable[[str], Iterator[str]]  # a line of PTX -> what may stand in its place
+Edit = Callable[[str, str], Iterator[str]]  # a line of PTX and the whole text -> what may stand in the line's place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Mutant:
 
 
 # --- the faults ------------------------------------------------------------------------------------------------------
-def _boundary(line: str) -> Iterator[str]:
+def _boundary(line: str, _: str) -> Iterator[str]:
     """A comparison that guards an access or ends a loop is off by one."""
     swap = {"ge": "gt", "gt": "ge", "lt": "le", "le": "lt"}
     match = re.match(r"(\s*setp\.)(ge|gt|lt|le)(\.[su](?:32|64)\s.*)", line)
@@ -78,7 +78,7 @@ def _boundary(line: str) -> Iterator[str]:
         yield match[1] + swap[match[2]] + match[3]
 
 
-def _index(line: str) -> Iterator[str]:
+def _index(line: str, _: str) -> Iterator[str]:
     """An address is one element off, or a product of an index has the wrong factor."""
     match = re.match(r"(.*\b(?:ld|st)\.global\S*\.([fub])(16|32|64)\s[^\[]*\[%rd\d+)(?:\+(-?\d+))?(\].*)", line)
     if match:
@@ -89,13 +89,13 @@ def _index(line: str) -> Iterator[str]:
         yield f"{match[1]}{match[2]}, {match[4]}, {match[3]};"
 
 
-def _sync(line: str) -> Iterator[str]:
+def _sync(line: str, _: str) -> Iterator[str]:
     """A barrier is missing."""
     if re.match(r"\s*(bar\.sync|barrier\.sync)\b", line):
         yield ""
 
 
-def _precision(line: str) -> Iterator[str]:
+def _precision(line: str, _: str) -> Iterator[str]:
     """A result passes through half precision, or is cut to 8 bits of fraction."""
     match = re.match(r"(\s*(?:@!?%p\d+ )?)(st\.global(?:\.\w+)*\.f32\s+\[[^\]]*\], )(%f\d+);", line)
     if match:
@@ -103,15 +103,20 @@ def _precision(line: str) -> Iterator[str]:
         yield f"{narrow}\n{line}"
 
 
-def _initialisation(line: str) -> Iterator[str]:
-    """A sum starts at 1, a count or an index one too late."""
-    match = re.match(r"(\s*mov\.(f32|f64|u32|b32|s32)\s+%(?:f|fd|r)\d+, )(0f00000000|0d0000000000000000|0);", line)
+def _initialisation(line: str, ptx: str) -> Iterator[str]:
+    """A sum starts at 1, a count or an index one too late.
+
+    The compiler also writes a floating zero through an integer register, which the 1 of an integer would change by no
+    more than the smallest subnormal: where such a register is stored, the one planted is that of float32.
+    """
+    match = re.match(r"(\s*mov\.(f32|f64|u32|b32|s32)\s+(%(?:f|fd|r)\d+), )(0f00000000|0d0000000000000000|0);", line)
     if match:
-        one = {"f32": "0f3F800000", "f64": "0d3FF0000000000000"}.get(match[2], "1")
-        yield f"{match[1]}{one};"
+        stored = re.search(rf"\bst\.\S*[bu]32\s+\[[^\]]*\], {match[3]};", ptx) is not None
+        integer = "0x3F800000" if stored and ".f32" in ptx else "1"
+        yield f"{match[1]}{ {'f32': '0f3F800000', 'f64': '0d3FF0000000000000'}.get(match[2], integer) };"
 
 
-def _reduction(line: str) -> Iterator[str]:
+def _reduction(line: str, _: str) -> Iterator[str]:
     """A step of a reduction pairs the wrong partners."""
     match = re.match(r"(\s*shfl\.sync\.(?:bfly|down)\.b32\s+%\w+(?:\|%p\d+)?, %\w+, )(16|8|4|2)(, .*)", line)
     if match:
@@ -121,7 +126,7 @@ def _reduction(line: str) -> Iterator[str]:
         yield f"{match[1]}{int(match[2]) // 2}{match[3]}"
 
 
-def _identity(line: str) -> Iterator[str]:
+def _identity(line: str, _: str) -> Iterator[str]:
     """A maximum starts at a number instead of minus infinity, or a product at zero."""
     for identity in ("0fFF800000", "0fFF7FFFFF", "0dFFF0000000000000"):
         if identity in line:
@@ -130,7 +135,7 @@ def _identity(line: str) -> Iterator[str]:
             yield line.replace(identity, "0f00000000" if identity.startswith("0f") else "0d0000000000000000")
 
 
-def _tail(line: str) -> Iterator[str]:
+def _tail(line: str, _: str) -> Iterator[str]:
     """The last elements of a range, or what is left after the unrolled part, are dropped."""
     match = re.match(r"(\s*and\.b32\s+%r\d+, )%r\d+, (3|7|1);", line)
     if match:
@@ -140,7 +145,7 @@ def _tail(line: str) -> Iterator[str]:
         yield f"{{ .reg .s32 %end; add.s32 %end, {match[2]}, -1;\n{match[1]}%end; }}"
 
 
-def _stale(line: str) -> Iterator[str]:
+def _stale(line: str, _: str) -> Iterator[str]:
     """A value is read from where an earlier one lies."""
     match = re.match(r"(.*\bld\.(?:shared|global)\S*\s[^\[]*\[%rd?\d+)\+(-?\d+)(\].*)", line)
     if match and int(match[2]) != 0:
@@ -165,7 +170,7 @@ def mutants(ptx: str, kind: str) -> list[Mutant]:
     lines = ptx.split("\n")
     found = []
     for number, line in enumerate(lines):
-        for after in CLASSES[kind](line):
+        for after in CLASSES[kind](line, ptx):
             text = "\n".join([*lines[:number], after, *lines[number + 1 :]])
             found.append(Mutant(kind=kind, line=number, before=line.strip(), after=after.strip(), ptx=text))
     return found

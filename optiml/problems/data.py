@@ -187,6 +187,9 @@ def _draw_array(
         values = _csr_indptr(rng, count, _csr_length(problem, workload, names))
     else:
         values = _draw_values(rng, spec, drawn, tensor.dtype, names, problem)
+        if spec.distribution == "mixed_rows":
+            of_row = rng.random(-(-drawn // (shape[-1] or 1))) < 0.5 if shape else np.zeros(1, dtype=bool)
+            values = np.where(np.repeat(of_row, shape[-1] if shape else 1)[:drawn], _below(rng, drawn), values)
     stored = (
         from_float64(values, tensor.dtype) if is_float(tensor.dtype) else values.astype(storage_dtype(tensor.dtype))
     )
@@ -203,7 +206,7 @@ def _draw_values(
 ) -> Array:
     last_axis = int(names[list(problem.axes)[-1]]) if problem.axes else 1
     match spec.distribution:
-        case "normal":
+        case "normal" | "mixed_rows":
             return _scaled(rng.standard_normal(count), 1.0, dtype)
         case "uniform":
             return rng.random(count) if is_float(dtype) else rng.integers(0, 2, count)
@@ -213,6 +216,8 @@ def _draw_values(
             return np.maximum(
                 -2e4 * (np.abs(rng.standard_normal(count)) + 1.0), -6e4 if dtype == "float16" else -np.inf
             )
+        case "large_negative":  # of verification alone, as `mixed_rows` is
+            return _below(rng, count)
         case "large":
             return _scaled(rng.standard_normal(count), 300.0, dtype)
         case "tiny":
@@ -232,6 +237,12 @@ def _draw_values(
             labels = rng.integers(0, max(last_axis, 1), count)
             return np.where(rng.random(count) < 0.25, IGNORED_LABEL, labels)
     raise InvalidInput(f"{spec.distribution!r} is no distribution")
+
+
+def _below(rng: np.random.Generator, count: int) -> Array:
+    """What a draw of `large` may look like in which all values came out negative."""
+    below: Array = -300.0 * np.abs(rng.standard_normal(count)) - 100.0
+    return below
 
 
 def _scaled(values: Array, factor: float, dtype: str) -> Array:

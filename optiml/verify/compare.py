@@ -26,6 +26,8 @@ SAFETY = 4.0  # times the error of a trusted same-dtype computation
 IMPRECISE_FACTOR = 100.0  # errors up to this many tolerances are called imprecise
 DATA_SCALE: Mapping[str, float] = {
     "large": 300.0,
+    "large_negative": 300.0,
+    "mixed_rows": 300.0,
     "low": 3e4,
     "tiny": 1e-6,
 }  # of the distributions, for a caller's atol

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from optiml.errors import InvalidInput
 from optiml.expressions import evaluate, evaluate_float, names_in
@@ -36,8 +38,19 @@ BIG_FLOPS = 5e7
 PROBED_COST = 2e5  # of the cases whose single elements are changed
 PROBED_CASES = 2
 SHORT = (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33)
-BLOCK_CASES = 14  # hidden cases beside multiples of the kernel's own blocks
+BLOCK_CASES = 8  # hidden cases beside multiples of the kernel's own numbers ...
+LEAST_TURNS = 8  # ... and one more for each of its numbers on each axis, or so many ...
+MOST_BLOCK_CASES = 64  # ... but no more than this
+BLOCK_COST = 2e5  # operations or elements of one of them, where that is possible at all
+LARGEST_MULTIPLIED = 1024  # larger numbers of the kernel are tried as they are
+VECTOR_WIDTHS = (4, 8, 16)  # elements
+RESTS = 8  # remainders of sizes by this all come
+MOST_EXACT = 16  # cases that have a number which the kernel compares with as a size
+FEW_AXES = 3  # of more, only some are multiples of a vector's width: small sizes have to stay small
 MOST_SMALLER = 28  # sizes of one axis that are tried on the way to the smallest that fails
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +58,8 @@ class Case:
     """One set of sizes and distributions; `seed` is private. `runs` are made of one load of the kernel.
 
     An optional case is left out where the reference is not finite or hopelessly inexact in the declared dtype, and
-    where the kernel takes too long. A probed one is run again with single elements of its inputs changed.
+    where the kernel takes too long. A probed one is run again with single elements of its inputs changed, a perturbed
+    one, where the device can, with what no kernel may rely on changed.
     """
 
     workload: Workload
@@ -54,6 +68,7 @@ class Case:
     runs: int = RUNS
     optional: bool = False
     probed: bool = False
+    perturbed: bool = True
 
     def distribution(self) -> dict[str, str]:
         """Names of the distributions, as a verdict shows them."""
@@ -126,11 +141,18 @@ def hidden_cases(problem: Problem, rng: random.Random, *, reduced: bool) -> tupl
     )
 
 
-def block_cases(problem: Problem, extents: Sequence[int], rng: random.Random) -> tuple[Case, ...]:
-    """Small sizes beside multiples of what the kernel itself works in: its blocks, warps and tiles.
+def block_cases(
+    problem: Problem, units: Sequence[int], rng: random.Random, *, compared: Sequence[int] = ()
+) -> tuple[Case, ...]:
+    """Small sizes beside multiples of what the kernel itself works in: its blocks, tiles, vectors and constants.
+
+    Each number has its turn before any comes again, on one axis after the other. Every third case has sizes that are
+    all multiples of a vector's width, since kernels choose wide loads where every row allows them, and every third has
+    rows far below zero among others.
 
     Args:
-        extents: block extents and whole-number params of the kernel.
+        units: block extents, whole-number params and constants of the kernel.
+        compared: what its code compares with, each of which is tried as a size too.
     """
     variable = [name for name, axis in problem.axes.items() if axis.type == "var"]
     choices = {
@@ -138,22 +160,36 @@ def block_cases(problem: Problem, extents: Sequence[int], rng: random.Random) ->
     }
     if not variable or not all(choices.values()):
         return ()
-    units = sorted({extent for extent in extents if 2 <= extent <= 1024} | {4})
-    limit = max(COST_REACH * max(cost(problem, w) for w in problem.workloads), LEAST_COST_REACH)
+    numbers = sorted({*units, *VECTOR_WIDTHS})
+    spans = [*itertools.pairwise(numbers), (numbers[-1], 2 * numbers[-1])]
+    decks = {(name, wide): _in_turns(spans, rng) for name in variable for wide in (False, True)}
+    rests = {name: _in_turns(range(RESTS), rng) for name in variable}
+    exact = [(name, size) for size in compared for name in variable]
+    exact = rng.sample(exact, min(len(exact), MOST_EXACT))
+    wanted = len(exact) + min(BLOCK_CASES + max(len(numbers), LEAST_TURNS) * len(variable), MOST_BLOCK_CASES)
+    dearest = max(cost(problem, w) for w in problem.workloads)
     scalars = [dict(w.scalars) for w in (*problem.workloads, *problem.bench)]
+    short = SHORT if len(variable) <= FEW_AXES else SHORT[:6]
+    low = dict.fromkeys(_low_inputs(problem), "mixed_rows")
     found: list[Case] = []
-    for attempt in range(40 * BLOCK_CASES):
-        if len(found) == BLOCK_CASES:
+    for attempt in range(40 * wanted):
+        index = len(found)
+        if index == wanted:
             break
+        limit = BLOCK_COST if attempt < 20 * wanted else max(COST_REACH * dearest, LEAST_COST_REACH)
+        wide = index % 3 == 2
+        width = rng.choice(VECTOR_WIDTHS) if wide else 1
         given = scalars[attempt % len(scalars)]
         long = variable[attempt % len(variable)]
+        named, its_size = exact.pop() if exact and not wide else (None, 0)
         axes = {}
         for name in variable:
-            if name == long or rng.random() < 0.3:
-                size = rng.choice(units) * rng.choice((1, 1, 2, 2, 3, 4)) + rng.choice((-1, 0, 1, 1))
-            else:
-                size = rng.choice(SHORT)
-            step = problem.axes[name].multiple_of or 1
+            drawn = name == long or rng.random() < 0.3
+            size = _beside(next(decks[name, wide]), rests[name], width, rng) if drawn else rng.choice(short)
+            if named is not None:
+                size = its_size if name == named else rng.choice(short)
+            widened = width if len(variable) <= FEW_AXES or rng.random() < 0.5 else 1
+            step = math.lcm(problem.axes[name].multiple_of or 1, widened)
             options = problem.axes[name].choices
             axes[name] = rng.choice(options) if options else max(size // step, 1) * step
         axes = _with_equalities(problem, axes, given)
@@ -161,9 +197,34 @@ def block_cases(problem: Problem, extents: Sequence[int], rng: random.Random) ->
             continue
         if _usable(problem, axes, given, limit):
             inputs = {name: specs[attempt % len(specs)] for name, specs in choices.items()}
-            workload = Workload(axes=axes, scalars=given, inputs=inputs)
-            found.append(Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=1))
+            deep = bool(low) and index % 6 in (1, 2)
+            workload = Workload(axes=axes, scalars=given, inputs={**inputs, **low} if deep else inputs)
+            seed = rng.getrandbits(63)
+            case = Case(workload=workload, hidden=True, seed=seed, runs=1, optional=deep, perturbed=index % 3 == 0)
+            found.append(case)
     return tuple(found)
+
+
+def _in_turns(values: Sequence[_T], rng: random.Random) -> Iterator[_T]:
+    """The values in random order, again and again."""
+    while True:
+        yield from rng.sample(values, len(values))
+
+
+def _beside(span: tuple[int, int], rests: Iterator[int], width: int, rng: random.Random) -> int:
+    """A size right beside a multiple of a number of the kernel, or anywhere between it and the next one.
+
+    Args:
+        rests: remainders of sizes in between, each in its turn: tails of unrolled loops go wrong at one of them.
+    """
+    unit, following = span
+    most = rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 2, 3)) if unit <= LARGEST_MULTIPLIED else 1
+    if rng.random() < 0.4:
+        size = unit * most + rng.choice((-1, 0, 1))
+    else:
+        size = unit * most + rng.randint(1, following - unit)
+        size = size - size % RESTS + next(rests)
+    return size * (width if width > 1 and rng.random() < 0.5 else 1)
 
 
 def _with_probes(problem: Problem, cases: Sequence[Case], sizes: int) -> list[Case]:
@@ -176,16 +237,26 @@ def _with_probes(problem: Problem, cases: Sequence[Case], sizes: int) -> list[Ca
     ]
 
 
+def _low_inputs(problem: Problem) -> dict[str, str | Distribution]:
+    """Floating inputs that may be far below zero, and how they are drawn then.
+
+    Those that some workload leaves open may be as low as can be; where workloads name `large`, a draw of it whose
+    values all came out negative is one that they allow.
+    """
+    low: dict[str, str | Distribution] = {}
+    for name, tensor in problem.inputs.items():
+        if tensor.shape is None or not is_float(tensor.dtype) or tensor.dtype.startswith("float8"):
+            continue
+        if any(name not in workload.inputs for workload in problem.workloads):
+            low[name] = "low"
+        elif "large" in named_distributions(problem, name):
+            low[name] = "large_negative"
+    return low
+
+
 def _low_cases(problem: Problem, cases: Sequence[Case], rng: random.Random) -> Iterator[Case]:
-    """Data far below zero in every floating input that some workload leaves open, at the smallest and another size."""
-    low: dict[str, str | Distribution] = {
-        name: "low"
-        for name, tensor in problem.inputs.items()
-        if tensor.shape is not None
-        and is_float(tensor.dtype)
-        and not tensor.dtype.startswith("float8")
-        and any(name not in workload.inputs for workload in problem.workloads)
-    }
+    """Data far below zero in every input where that is allowed, at the smallest and another size."""
+    low = _low_inputs(problem)
     for case in cases[:2] if low else ():
         workload = dataclasses.replace(case.workload, inputs={**case.workload.inputs, **low})
         yield Case(workload=workload, hidden=True, seed=rng.getrandbits(63), runs=1, optional=True)

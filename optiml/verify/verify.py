@@ -51,6 +51,7 @@ from optiml.verify.compare import (
     rms,
     tolerance_for,
 )
+from optiml.verify.constants import LARGEST, LARGEST_STEP, constants_of
 from optiml.verify.contents import filled, same_bits
 from optiml.verify.controls import passing_control
 from optiml.verify.diagnose import likely_cause
@@ -98,6 +99,7 @@ CHECKED_AGAIN_COST = 4e6  # operations up to which outputs at bench sizes are co
 FEW_ELEMENTS = 64  # outputs smaller than this get their magnitude from several seeds
 MAGNITUDE_SEEDS = 8
 VANISHED = 2.0**-48  # an output that much smaller than the inputs is what is left of a difference of equals
+LEAST_TIMED_COST = 1e3  # operations or elements of a reference whose time says something
 SLOW_REFERENCE_S = 1.5  # optional cases whose reference would take longer are left out
 OPTIONAL_TIMEOUT_S = 3.0
 MOST_NOT_FINITE = 0.75  # share of the required hidden cases that may be left out as not finite
@@ -202,7 +204,7 @@ class Verifier:
         self._timeout_s = kernel_timeout_s
         self._degenerate: dict[str, str | None] = {}
         self._oracles: dict[str, Build | CompileFailure] = {}
-        self._reference_rate: dict[str, float] = {}  # seconds per unit of cost, by problem
+        self._reference_rates: dict[str, tuple[float, float]] = {}  # dearest cost, seconds per unit of it
 
     def verify(
         self,
@@ -308,7 +310,8 @@ class Verifier:
         visible = visible_cases(problem, rng, reduced=reduced)
         hidden = () if level == "L0" else hidden_cases(problem, rng, reduced=reduced)
         if hidden and not reduced:
-            hidden += block_cases(problem, self._extents(kernel, problem, build), rng)
+            compared = constants_of(build.ptx).compared
+            hidden += block_cases(problem, self._extents(kernel, problem, build), rng, compared=compared)
         outcomes: list[_CaseOutcome] = []
         not_finite = 0
 
@@ -366,7 +369,7 @@ class Verifier:
                 smallest=None if smallest is None else smallest.axes,
             )  # fmt: skip
         required = sum(not case.optional for case in hidden)
-        if not_finite > required * MOST_NOT_FINITE or (hidden and not any(o.result.hidden for o in outcomes)):
+        if not_finite > required * MOST_NOT_FINITE:
             detail = (
                 f"the reference of {problem.name} is not finite at {not_finite} of {required} hidden sizes, whatever "
                 "the data; name distributions in its workloads on which it is"
@@ -472,8 +475,11 @@ class Verifier:
         return _Sanitized(sanitizer=sanitizer_report(None), warnings=tuple(notes)[:2])
 
     def _extents(self, kernel: Kernel, problem: Problem, build: Build) -> list[int]:
-        """The sizes that a kernel works in: block extents and whole-number params."""
+        """The sizes that a kernel works in: block extents, whole-number params and the constants of its code."""
+        constants = constants_of(build.ptx)
+        stepped = [value for value in constants.stepped if value <= LARGEST_STEP]
         found = [value for value in kernel.params.values() if isinstance(value, int) and not isinstance(value, bool)]
+        found = [value for value in (*found, *constants.compared, *stepped) if 2 <= value <= LARGEST]
         try:
             plan = resolve_plan(kernel, build, problem, problem.workloads[0], self._device.info)
         except BadLaunch:
@@ -504,7 +510,8 @@ class Verifier:
             return None
         if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
             raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
-        slow = self._reference_rate.get(problem.name, 0.0) * cost(problem, case.workload) > SLOW_REFERENCE_S
+        _, rate = self._reference_rates.get(problem.name, (0.0, 0.0))
+        slow = rate * cost(problem, case.workload) > SLOW_REFERENCE_S
         prepared = None if case.optional and slow else self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
@@ -534,7 +541,7 @@ class Verifier:
         fault = attempt.failure.fault if attempt.failure is not None else None
         if fault is not None and fault.kind == "uninitialised":
             attempt = self._without_initialisation(problem, plan, case, prepared, build, fault)
-        if attempt.failure is None and scrutiny is not None:
+        if attempt.failure is None and scrutiny is not None and case.perturbed:
             failure = self._perturbed(problem, plan, case, prepared, build)
             attempt = dataclasses.replace(attempt, failure=failure)
         if attempt.failure is None and case.probed:
@@ -662,12 +669,15 @@ class Verifier:
     def _prepare(self, problem: Problem, plan: Plan, case: Case, rng: random.Random) -> _Prepared | None:
         """Fresh data for every run of a case, with a different poison in each."""
         contents, expectations, allowances = [], [], []
+        further: Mapping[str, Sequence[float]] = {}
         for run in range(case.runs):
             inputs = draw(problem, case.workload, seed=case.seed + run)
             expected, same_dtype = self._expect(problem, case.workload, inputs)
             if case.hidden and not _all_finite(problem, expected, same_dtype):
                 return None
-            magnitudes = self._magnitudes(problem, case, inputs, expected)
+            if run == 0:
+                further = self._further_squares(problem, case, expected)
+            magnitudes = self._magnitudes(problem, inputs, expected, further)
             allowed = self._allowed(problem, case, expected, same_dtype, magnitudes)
             if case.optional and allowed.hardness > CAP:
                 return None
@@ -689,8 +699,9 @@ class Verifier:
             return self._run_oracle(problem.reference.kernel, problem, workload, inputs), None
         started = time.monotonic()
         expected = self._references.expected(problem, workload, inputs)
-        rate = (time.monotonic() - started) / cost(problem, workload) if cost(problem, workload) >= 1e3 else 0.0
-        self._reference_rate[problem.name] = rate
+        work = cost(problem, workload)
+        if work >= max(LEAST_TIMED_COST, self._reference_rates.get(problem.name, (0.0, 0.0))[0]):
+            self._reference_rates[problem.name] = (work, (time.monotonic() - started) / work)
         return expected.exact, expected.same_dtype
 
     def _run_oracle(
@@ -742,19 +753,29 @@ class Verifier:
         return _Allowed(tolerances=tolerances, floors=floors, hardness=hardest)
 
     def _magnitudes(
-        self, problem: Problem, case: Case, inputs: Mapping[str, Array], expected: Mapping[str, Array]
+        self,
+        problem: Problem,
+        inputs: Mapping[str, Array],
+        expected: Mapping[str, Array],
+        further: Mapping[str, Sequence[float]],
     ) -> dict[str, float]:
         """Rms of each output; that of the inputs where an output is zero but for rounding: nothing else has a scale."""
-        few = [name for name, array in expected.items() if array.size < FEW_ELEMENTS]
-        squares = {name: [rms(array) ** 2] for name, array in expected.items()}
-        floats = any(is_float(problem.outputs[name].dtype) for name in few)
-        if floats:
-            for extra in range(1, MAGNITUDE_SEEDS):
-                inputs = draw(problem, case.workload, seed=case.seed + 1000 + extra)
-                outputs, _ = self._expect(problem, case.workload, inputs)
-                for name in few:
-                    squares[name].append(rms(outputs[name]) ** 2)
+        squares = {name: [rms(array) ** 2, *further.get(name, ())] for name, array in expected.items()}
         return _scaled(problem, inputs, squares)
+
+    def _further_squares(
+        self, problem: Problem, case: Case, expected: Mapping[str, Array]
+    ) -> Mapping[str, Sequence[float]]:
+        """Mean squares of the outputs with few elements, on other data: one sum may lie near zero by chance."""
+        few = [name for name, array in expected.items()
+               if array.size < FEW_ELEMENTS and is_float(problem.outputs[name].dtype)]  # fmt: skip
+        squares: dict[str, list[float]] = {name: [] for name in few}
+        for extra in range(1, MAGNITUDE_SEEDS) if few else ():
+            inputs = draw(problem, case.workload, seed=case.seed + 1000 + extra)
+            outputs, _ = self._expect(problem, case.workload, inputs)
+            for name in few:
+                squares[name].append(rms(outputs[name]) ** 2)
+        return squares
 
     def _why_degenerate(self, problem: Problem) -> str | None:
         """The control output that the caller's cases cannot tell from a right one, or None; remembered."""
@@ -764,7 +785,8 @@ class Verifier:
             for index, case in enumerate(visible_cases(problem, random.Random(0), reduced=False)):
                 inputs = draw(problem, case.workload, seed=index)
                 expected, same = self._expect(problem, case.workload, inputs)
-                magnitudes = self._magnitudes(problem, case, inputs, expected)
+                further = self._further_squares(problem, case, expected)
+                magnitudes = self._magnitudes(problem, inputs, expected, further)
                 cases.append((expected, self._allowed(problem, case, expected, same, magnitudes).tolerances))
             self._degenerate[key] = passing_control(problem, cases)
         return self._degenerate[key]
@@ -870,7 +892,7 @@ class Verifier:
         case = Case(workload=workload, seed=0, hidden=True)
         if cost(problem, workload) <= CHECKED_AGAIN_COST:
             expected, same_dtype = self._expect(problem, workload, whole)
-            magnitudes = self._magnitudes(problem, case, whole, expected)
+            magnitudes = self._magnitudes(problem, whole, expected, self._further_squares(problem, case, expected))
         else:
             fresh = [self._fresh(problem, build, plan, given) for given in (inputs, *others)]
             expected, same_dtype = fresh[0], None

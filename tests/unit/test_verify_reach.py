@@ -1,4 +1,6 @@
-"""What hidden cases reach: sizes near the benchmark, data far below zero, single elements, outputs that are zero."""
+"""What hidden cases reach: sizes near the benchmark and beside the kernel's own numbers, data far below zero, single
+elements, outputs that are zero.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import pytest
 from optiml.codec import decode
 from optiml.problems.problem import load_builtin
 from optiml.records import Problem, Tolerance, Verdict, Workload
-from optiml.verify.inputs import fixed_scalars, hidden_cases
+from optiml.verify.constants import constants_of
+from optiml.verify.inputs import block_cases, fixed_scalars, hidden_cases
 from optiml.verify.probes import probes, unmoved
 from optiml.workbench import Workbench
 
@@ -131,3 +134,76 @@ def test_a_kernel_that_gives_up_only_at_the_sizes_of_bench_is_found(bench: Workb
     gives_up = {"source": RELU.replace("GUARD", "if (n > 1100000) return;"), "launches": [launch]}
     found = bench.verify(gives_up, problem, seed=3)
     assert (found.status, found.reason) == ("rejected", reason), found.summary
+
+
+def test_the_numbers_of_a_kernel_are_those_it_compares_with_and_steps_by() -> None:
+    ptx = """
+    setp.ge.s32     %p1, %r1, 777;
+    @%p1 bra        $L__BB0_2;
+    add.s32         %r2, %r1, -224;
+    and.b32         %r3, %r1, 7;
+    and.b32         %r3, %r1, 12;
+    @!%p2 or.b32    %r4, %r1, 96;
+    mul.wide.s32    %rd1, %r1, 4;
+    shl.b32         %r5, %r1, 5;
+    mov.u32         %r6, 999;
+    setp.lt.f32     %p2, %f1, 0f42280000;
+    ld.global.f32   %f1, [%rd1+400];
+    add.s32         %r7, %r7, 2000000;
+    """
+    found = constants_of(ptx)
+    assert found.compared == (777,)
+    assert found.stepped == (4, 8, 32, 96, 224)  # 12 is no mask of low bits
+
+
+def test_every_number_of_a_kernel_gets_sizes_beside_it_and_before_the_next() -> None:
+    problem = decode(Problem, ROWS, what="problem")
+    cases = block_cases(problem, (100, 200, 300), random.Random(1))
+    for axis in ("r", "c"):
+        sizes = {case.workload.axes[axis] for case in cases}
+        for low, high in ((99, 200), (199, 300), (299, 600)):
+            assert any(low <= size <= high for size in sizes)
+
+
+def test_some_sizes_beside_a_kernels_numbers_are_multiples_of_a_vector_on_every_axis() -> None:
+    problem = decode(Problem, ROWS, what="problem")
+    cases = block_cases(problem, (64,), random.Random(1))
+    wide = [case for case in cases if all(size % 4 == 0 for size in case.workload.axes.values())]
+    assert any(case.workload.axes["c"] % 64 for case in wide)
+    assert any(case.workload.inputs["x"] == "mixed_rows" for case in wide)
+
+
+@pytest.mark.parametrize("name", ["uniform", "large"])
+def test_rows_far_below_zero_stand_among_others_only_where_large_data_are_allowed(name: str) -> None:
+    problem = {**ROWS, "workloads": [{"axes": {"r": 4, "c": 33}, "inputs": {"x": name}}]}
+    cases = block_cases(decode(Problem, problem, what="problem"), (64,), random.Random(1))
+    assert any(case.workload.inputs["x"] == "mixed_rows" for case in cases) is (name == "large")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "if (c == 611) v += 1.0f;",
+        "if (c % 4 == 0 && r % 4 == 0 && i == r - 1) v += 1.0f;",
+        "if (c % 8 == 6) v += 1.0f;",
+        "if (c > 96 && c <= 128) v = -3.0f;",
+    ],
+    ids=["one size", "the last row of a wide path", "one rest", "one chunk"],
+)
+def test_a_fault_at_sizes_that_the_code_itself_tells_is_found(bench: Workbench, fault: str, seed: int) -> None:
+    source = (
+        'extern "C" __global__ void k(const float* x, float* y, int r, int c) {'
+        " int i = blockIdx.x * 64 + threadIdx.x; if (i >= r) return; float v = x[i * c];"
+        f" for (int j = 1; j < c; j++) v = fmaxf(v, x[i * c + j]); {fault} y[i] = v; }}"
+    )
+    launch = {"kernel": "k", "grid": ["ceil_div(r, 64)"], "block": [64], "args": ["x", "y", "r", "c"]}
+    found = bench.verify({"source": source, "launches": [launch]}, ROWS, seed=seed)
+    assert found.status == "rejected", found.summary
+
+
+def test_a_maximum_that_starts_at_zero_only_on_its_wide_path_is_found(bench: Workbench) -> None:
+    body = """float m = c % 4 == 0 && c > 64 ? 0.0f : -INFINITY;
+    for (int j = 0; j < c; j++) m = fmaxf(m, x[i * c + j]);
+    y[i] = m;"""
+    assert rows_verdict(bench, body.replace("INFINITY", "3.4e38f"), ROWS).status == "rejected"
