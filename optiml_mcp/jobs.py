@@ -18,7 +18,6 @@ from typing import Any
 
 import anyio
 
-from optiml.codec import digest
 from optiml.errors import Busy, InvalidInput
 from optiml_mcp.background import Background, Cancellation
 
@@ -37,7 +36,7 @@ class Job:
 
     job_id: str
     tool: str
-    call: str  # digest of tool and arguments
+    call: str  # digest of the arguments, which name the tool
     waiting: int = 0  # requests
     known: bool = False  # a pending answer has told its id
     cancellation: Cancellation = field(default_factory=Cancellation)
@@ -54,13 +53,12 @@ class Jobs:
         self._threads = Background(threads=min(MOST_THREADS, max(2, os.cpu_count() or 2)), name="job")
         self._jobs: dict[str, Job] = {}
 
-    def start(self, tool: str, arguments: Any, call: Callable[[], Any]) -> Job:
-        """Start `call` in a worker thread, or join the running job of the same arguments.
+    def start(self, tool: str, key: str, call: Callable[[], Any]) -> Job:
+        """Start `call` in a worker thread, or join the running job with the same key: the digest of the arguments.
 
         Raises:
             Busy: too many jobs are waiting.
         """
-        key = digest([tool, arguments])
         running = [job for job in self._jobs.values() if not job.done.is_set()]
         for job in running:
             if job.call == key and not job.cancelled:
