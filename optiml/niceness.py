@@ -15,7 +15,7 @@ _GROUP = "/proc/self/autogroup"
 _TRIES, _AGAIN_S = 4, 0.05  # an ordinary user may set the niceness of a group ten times a second, whoever else does it
 
 
-def be_nice(at_least: int = 0) -> int:
+def be_nice(at_least: int) -> int:
     """Make this process and its session at least so nice; for the first process of a session that is its own.
 
     Processes started from now on inherit the niceness, but a new session starts without any: it calls this again.

@@ -73,7 +73,7 @@ class Worker:
         import_paths: folders where the child also finds modules, which makes them readable.
         start_timeout_s: for the interpreter and the imports of `module`; not part of a call's time.
         frame_limit_bytes: largest message in either direction.
-        niceness: how far the child, and all that it starts, lets others go first; at least as far as we do.
+        niceness: how much further than we do the child, and all that it starts, lets others go first.
     """
 
     def __init__(
@@ -657,7 +657,7 @@ def _start_child(
     try:
         popen = _spawner.start(
             [
-                *(sys.executable, "-I", "-B", "-c", _BOOT, _import_root(), str(niceness)),
+                *(sys.executable, "-I", "-B", "-c", _BOOT, _import_root(), str(os.nice(0) + niceness)),
                 *(str(os.getpid()), str(theirs.fileno())),
                 *([] if status_writing is None else [str(status_writing)]),
             ],

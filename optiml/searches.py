@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import logging
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from optiml.codec import encode
-from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError
+from optiml.errors import Busy, InvalidInput, ModelFailed, OptimlError, SetupError
 from optiml.evaluate import Evaluator
 from optiml.kernel_file import write_kernel_text
 from optiml.llm.model import Model
@@ -45,6 +46,7 @@ TELL_PATIENCE_S = 5.0
 MOST_FOLLOWED = 12  # searches kept in memory for those who ask about them
 RULES = "rules"
 UNDER_WAY = ("running", "needs_proposals")
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EFBIG)
 RUN_ID = re.compile(r"r-[0-9]{8}-[0-9a-f]{8}")
 
 __all__ = ["Answer", "Request", "RunSummary", "SearchProgress", "Searches"]
@@ -160,10 +162,11 @@ class Searches:
         Raises:
             Busy: another process carries it out.
             NotAccepted: the input kernel is not right.
+            SetupError: code `busy`: its folder cannot be written; what is in there is whole, and it can go on later.
         """
         folder = self._run_folder(run_id)
         facts = _facts(folder)
-        with _locked(folder):
+        with _written_to(), _locked(folder):
             search = self._to_carry_out(folder)
             evaluator = self._evaluator(str(facts["device"]))
             result = optimise(
@@ -265,11 +268,16 @@ class Searches:
         return summary
 
     def cancel(self, run_id: str) -> None:
-        """Ask for the end of a run; at once where nobody carries it out."""
+        """Ask for the end of a run; at once where nobody carries it out.
+
+        Raises:
+            SetupError: code `busy`: its folder cannot be written.
+        """
         folder = self._run_folder(run_id)
-        (folder / "cancelled").touch()
-        with contextlib.suppress(Busy), _locked(folder):
-            _load(folder).cancel()
+        with _written_to():
+            (folder / "cancelled").touch()
+            with contextlib.suppress(Busy), _locked(folder):
+                _load(folder).cancel()
 
     def requests(self, run_id: str) -> tuple[Request, ...]:
         """What a run asks of its agent; nothing while it evaluates, after its end and with another proposer."""
@@ -285,9 +293,10 @@ class Searches:
         Raises:
             InvalidInput: the run asks no agent.
             Busy: another caller is telling it something just now.
+            SetupError: code `busy`: its folder cannot be written.
         """
         folder = self._run_folder(run_id)
-        with _locked(folder, name="tell.lock", patience_s=TELL_PATIENCE_S):
+        with _written_to(), _locked(folder, name="tell.lock", patience_s=TELL_PATIENCE_S):
             journal = Journal(folder / JOURNAL_NAME)
             if load_spec(journal).proposer != "agent":  # before the replay, which takes long
                 raise InvalidInput(f"{run_id} makes its own proposals: only runs with proposer=agent take any")
@@ -405,6 +414,21 @@ def _is_cancelled(folder: Path) -> bool:
 
 def _status(folder: Path, result: SearchResult) -> str:
     return "cancelled" if result.status in UNDER_WAY and _is_cancelled(folder) else result.status
+
+
+@contextlib.contextmanager
+def _written_to() -> Iterator[None]:
+    """Say of a folder that cannot be written what can be done about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        raise SetupError(
+            f"the run cannot be written below OPTIML_HOME any more ({error.strerror}): free some space, then go on "
+            "with it",
+            code=Busy.code,
+        ) from error
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, WithJsonSchema
@@ -23,6 +24,7 @@ A = TypeVar("A")
 
 _OWN_URI = re.compile(r"\Aoptiml://(kernels|problems)/(?=\w+\Z)")  # models paste the URI where its id belongs
 
+_MANY_VALUES = 3000  # some 10 ms of reading, checking and hashing
 _MOST_NESTED = 64  # levels of objects and lists in one argument
 
 Spec = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})]  # read by `spec`
@@ -201,6 +203,17 @@ def read(kind: type[A], raw: Mapping[str, Any], *, tool: str) -> A:
     return decode(kind, {name: value for name, value in raw.items() if value is not None}, what=tool)
 
 
+def holds_many_values(value: Any) -> bool:
+    """Whether JSON is so large that to read it takes a while; the count stops at the answer."""
+    left, counted = [value], 0
+    while left and counted <= _MANY_VALUES:
+        item = left.pop()
+        inner = item.values() if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else ()
+        counted += len(inner)
+        left.extend(islice(inner, _MANY_VALUES))
+    return counted > _MANY_VALUES
+
+
 def check_texts(value: Any, *, where: str = "") -> None:
     """Refuse, before anything is copied or hashed, texts that could never be used.
 
@@ -247,6 +260,9 @@ def spec(value: Any, name: str) -> str | dict[str, Any]:
             value = json.loads(value)
         except ValueError as error:
             raise InvalidInput(f"{name} starts like JSON but is none: {error}") from error
+        except RecursionError as error:
+            raise InvalidInput(f"{name} is nested deeper than {_MOST_NESTED} levels: flatten it") from error
+        check_texts(value, where=name)  # the escapes in it stood for other characters
     if not isinstance(value, str | dict):
         raise InvalidInput(f"{name} must be a string or an object, not {_kind_of(value)}")
     if value in ("", {}):

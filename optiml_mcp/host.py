@@ -19,7 +19,7 @@ from optiml.workbench import SearchProgress, Workbench
 from optiml_mcp.hosted import METHODS, settings_from_json
 
 MOST_WARNINGS = 50  # logged in one call, that are told
-SEARCH_NICENESS = 5  # a search is in no hurry; whoever asks for a verdict is
+SEARCH_NICENESS = 2  # beyond that of every host: a search is in no hurry; whoever asks for a verdict is
 
 
 class _Host:
@@ -27,6 +27,7 @@ class _Host:
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
+        self._niceness = os.nice(0)  # as it was started
         self._log = _Kept()
         logging.getLogger().addHandler(self._log)
 
@@ -41,7 +42,7 @@ class _Host:
         elif method in METHODS:
             named = header["named"]
             if method == "run_search":
-                be_nice(SEARCH_NICENESS)
+                be_nice(self._niceness + SEARCH_NICENESS)
                 named = {**named, "on_progress": _tell_progress, "should_stop": _should_stop}
             function: Callable[..., Any] = getattr(self._bench, method)
             value = encode(function(*header["positional"], **named))

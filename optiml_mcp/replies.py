@@ -22,6 +22,7 @@ MAX_REPLY_BYTES = 8000  # the contract allows 8 KB; the rest is room for a clien
 PROTECTED = ("summary", "next_action", "warnings", "kernel_id", "run_id", "job_id", "status", "reason", "uri")
 WHOLE = frozenset({"kernel", "problem", "patch", "diff", "template"})  # cut, they would be other ones, or none
 MOST_CUTS_LISTED = 12
+CUT_TEXT = " ... (cut here: the whole is too long for a reply)"
 SMALL_LIST_BYTES = 400  # lists inside nested records that are no larger stay whole
 # Shown unless metrics are asked for by name: time, bytes, pressure on each unit, access patterns, occupancy.
 KEY_METRICS = (
@@ -92,6 +93,16 @@ def fit(reply: Mapping[str, Any], *, uri: str | None, limit: int = MAX_REPLY_BYT
                 totals.setdefault(path, (total, _kernel_uri(left, path) or uri))
                 left = _replaced(left, path, new)
     return answer
+
+
+def fit_text(text: str, *, limit: int = MAX_REPLY_BYTES) -> str:
+    """The text itself where it fits, else its beginning and the word that it was cut."""
+    if size_of(text) <= limit:
+        return text
+    kept = limit - size_of(CUT_TEXT)
+    while size_of(text[:kept]) > limit - size_of(CUT_TEXT):
+        kept = kept * 9 // 10  # characters that a client may escape
+    return text[:kept] + CUT_TEXT
 
 
 def _with_notes(

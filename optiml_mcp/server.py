@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -29,7 +29,7 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
 from optiml.codec import digest, encode
-from optiml.errors import Busy, InvalidInput, OptimlError, WorkerDied, WorkerTimeout
+from optiml.errors import Busy, InvalidInput, OptimlError, SetupError, WorkerDied, WorkerTimeout
 from optiml.records import Generated, Judgement, NsightReport, Profile, SearchResult, Verdict
 from optiml_mcp.arguments import (
     CompileVerify,
@@ -37,6 +37,7 @@ from optiml_mcp.arguments import (
     JudgePatch,
     ProfileNcu,
     RunMcts,
+    holds_many_values,
     optional_spec,
     read,
     schema_of,
@@ -46,12 +47,14 @@ from optiml_mcp.background import Background
 from optiml_mcp.jobs import Job, Jobs
 from optiml_mcp.log import fields as log_fields
 from optiml_mcp.protocol import OptimlServer, RawArguments, StrictTool
-from optiml_mcp.replies import brief_profile, brief_result, fit, size_of
+from optiml_mcp.replies import brief_profile, brief_result, fit, fit_text, size_of
 from optiml_mcp.resources import add_completion, add_prompts, add_resources, is_run_id
 from optiml_mcp.runs import Run, Runs
 
 if TYPE_CHECKING:  # imported when the first tool needs it: start-up stays fast
     from optiml.workbench import Answer, Request, Workbench
+
+T = TypeVar("T")
 
 LOG = logging.getLogger(__name__)
 FINISHING_S = 5.0
@@ -60,7 +63,6 @@ QUESTION_LIMIT_S = 20.0
 REPLIES_KEPT = 256  # answers from the store
 FILE_KEYS = frozenset({"path", "npy"})  # of a kernel or an input that is read from a file: it may change
 VERDICTS_KEPT = 256  # full verdicts that the kernel resources can show
-MOST_ERROR_CHARACTERS = 2000
 
 INSTRUCTIONS = """\
 OptiML verifies and speeds up CUDA kernels, with or without a GPU (an embedded PTX emulator stands in; its times are
@@ -288,7 +290,7 @@ async def run_mcts(app: App, args: RunMcts, ctx: Ctx) -> dict[str, Any]:
     if args.action == "cancel":
         return await _cancel(app, result)
     run = app.runs.find(run_id)
-    if result.status == "running" and args.action != "result" and (run is None or _may_go_on(run)):
+    if result.status == "running" and args.action != "result" and (run is None or _may_go_on(run, args.action)):
         run = app.runs.drive(run_id)  # after a restart the search goes on from its journal
     if args.action == "step" and run is not None and not run.ended:
         await app.runs.wait_for_news(run, seconds=args.max_wait_s, report=ctx.report_progress)
@@ -340,9 +342,11 @@ async def _cancel(app: App, result: SearchResult) -> dict[str, Any]:
     run = app.runs.find(result.run_id)
     if run is not None and not run.ended:
         await app.runs.stop(run, seconds=5)
+        result = await _result(app, result.run_id)  # it may have come to its end just before
     if result.status in ("running", "needs_proposals"):
         await app.call(lambda bench: bench.cancel_search(result.run_id))
-    return _state(await app.call(lambda bench: bench.search_result(result.run_id)), None)
+        result = await app.call(lambda bench: bench.search_result(result.run_id))
+    return _state(result, None)
 
 
 async def _tell(app: App, run_id: str, proposals: list[dict[str, Any]] | None) -> tuple[Answer, ...]:
@@ -375,9 +379,16 @@ def _driven_elsewhere(run: Run) -> bool:
     return run.ended and not run.future.cancelled() and isinstance(run.future.exception(), Busy)
 
 
-def _may_go_on(run: Run) -> bool:
-    """Whether a driver that has ended may be followed by another: it was told more, or another server had the run."""
-    return run.ended and (run.error() is None or _driven_elsewhere(run))
+def _lacked_room(run: Run) -> bool:
+    """Whether the run's folder could not be written; then what is in there still holds."""
+    error = run.future.exception() if run.ended and not run.future.cancelled() else None
+    return isinstance(error, SetupError) and error.code == Busy.code
+
+
+def _may_go_on(run: Run, action: str) -> bool:
+    """Whether a driver that has ended may be followed by another: it was told more, another server had the run, or
+    somebody steps it again after its folder could not be written."""
+    return run.ended and (run.error() is None or _driven_elsewhere(run) or (action == "step" and _lacked_room(run)))
 
 
 def _state(
@@ -385,7 +396,8 @@ def _state(
 ) -> dict[str, Any]:
     """Where a search stands, from its folder and from who drives it."""
     run_id = result.run_id
-    error = None if run is None or _driven_elsewhere(run) else run.error()
+    over = result.status in ("cancelled", "finished")
+    error = None if run is None or over or _driven_elsewhere(run) else run.error()
     status = "failed" if error is not None else result.status
     progress = None if run is None else run.progress
     if status == "running":
@@ -396,6 +408,8 @@ def _state(
             "parent_kernel_id, diff: unified diff}, rationale, expected}], then action=step. proposals=[] ends the "
             "search with the final checks of the best kernel."
         )
+    elif run is not None and error is not None and _lacked_room(run):
+        action = f"Mend what the summary names, then call run_mcts with action=step and run_id={run_id}: it goes on."
     elif status == "failed":
         action = "Mend what the summary names, then start a new search."
     else:
@@ -448,7 +462,7 @@ async def _known(app: App, args: Any, look_up: Callable[[Workbench], Any]) -> di
     An answer that was looked up once is kept as it was sent: what it depends on stands in the arguments, unless they
     name a file.
     """
-    call = digest([type(args).__name__, dataclasses.replace(args, max_wait_s=0)])
+    call = await _identity(args)
     if call in app.replies:
         return app.replies[call]
     record = await app.call(look_up)
@@ -462,6 +476,17 @@ async def _known(app: App, args: Any, look_up: Callable[[Workbench], Any]) -> di
     return reply
 
 
+async def _identity(args: Any) -> str:
+    """One text for all calls that ask for the same, however long they wait."""
+    asked = [type(args).__name__, dataclasses.replace(args, max_wait_s=0)]
+    return await _apart(vars(args), lambda: digest(asked))
+
+
+async def _apart(arguments: Mapping[str, Any], work: Callable[[], T]) -> T:
+    """What to do with arguments: at once, or in a thread if there are so many that others would have to wait."""
+    return await anyio.to_thread.run_sync(work) if holds_many_values(arguments) else work()
+
+
 def _names_a_file(value: Any) -> bool:
     if isinstance(value, dict):
         return not FILE_KEYS.isdisjoint(value) or any(map(_names_a_file, value.values()))
@@ -473,10 +498,10 @@ async def _answer(app: App, tool: str, args: Any, work: Callable[[], Any] | None
     if args.job_id is not None or work is None:
         job = app.jobs.find(args.job_id, tool)
     else:
-        job = app.jobs.start(tool, dataclasses.replace(args, max_wait_s=0), work)
+        job = app.jobs.start(tool, await _identity(args), work)
     if not await app.jobs.wait(job, seconds=args.max_wait_s, report=ctx.report_progress):
         return _pending(job)
-    return _complete(app, job.future.result())
+    return _complete(app, app.jobs.outcome(job))
 
 
 def _complete(app: App, record: Any) -> dict[str, Any]:
@@ -673,11 +698,11 @@ def _tool(definition: Definition) -> StrictTool:
     async def tool(arguments: dict[str, Any], ctx: Ctx) -> CallToolResult:
         begun = time.perf_counter()
         try:
-            args = read(definition.arguments, arguments, tool=definition.name)
+            args = await _apart(arguments, lambda: read(definition.arguments, arguments, tool=definition.name))
             reply = await definition.handler(ctx.request_context.lifespan_context, args, ctx)
         except OptimlError as error:
             _log(definition.name, begun, outcome=error.code)
-            raise ToolError(f"{_told_code(error)}: {error}"[:MOST_ERROR_CHARACTERS]) from error
+            raise ToolError(fit_text(f"{_told_code(error)}: {error}")) from error
         except anyio.get_cancelled_exc_class():
             _log(definition.name, begun, outcome="cancelled")
             raise

@@ -28,6 +28,7 @@ _START = r"(?<![\w\])])(?<![-+*/@^|(])"  # not inside a larger expression
 _END = r"(?![\w\[(])(?!\s*[-+*/@^.|]\s*[\w(\[])"
 _STOP = r"(?![\w\[(])(?!\s*[-+*/@^|])"  # the end of a statement, perhaps of a sentence
 _ROOT_2 = r"(?:sqrtf?\(2(?:\.0f?)?\)|1\.41\d*)"
+_MEAN_SQUARE = rf"mean\({_V}(?:\^2|\*\*2|\*{_V})\)"
 _LESS_MAX = r"(?:\s?-\s?(?:m|max\w*(?:\(\w*\))?))?"
 _ROW_COLUMN = r"\[(\w+)(?:,|\]\[)(\w+)\]"
 
@@ -47,10 +48,23 @@ _KNOWN: Sequence[tuple[str, str]] = (
         rf"|\[\w(?:,|\]\[)(?:y|labels?|targets?)(?:_?\w|\[\w\])?\]){_END}",
     ),
     (
+        "cross_entropy",
+        rf"{_LEFT}?-\s?log\(softmax\({_V}\)(?:\[(?:y|labels?|targets?)(?:_?\w|\[\w\])?\])\){_END}",
+    ),
+    (
         "softmax",
         rf"{_LEFT}?exp\({_V}{_LESS_MAX}\)/\(?{_S}\s?\(?exp\({_V}{_LESS_MAX}\)\)?{_END}",
     ),
     ("rmsnorm", rf"{_LEFT}?{_V}/rms\({_V}\)\*{_V}{_END}"),
+    (
+        "rmsnorm",
+        rf"{_LEFT}?{_V}(?:/sqrt\(|\*rsqrt\(){_MEAN_SQUARE}(?:\+(?:eps\w*|1e-0?6|0?\.0+1))?\)(?:\*{_V})?{_END}",
+    ),
+    (
+        "layernorm",
+        rf"{_LEFT}?\({_V}-(?:mean|mu)(?:\({_V}\))?\)(?:/sqrt\(|\*rsqrt\()(?:var|variance|sigma\^2)(?:\({_V}\))?"
+        rf"(?:\+(?:eps\w*|1e-0?5))?\)\*(?:gamma|weight|w|g)\+(?:beta|bias|b){_END}",
+    ),
     ("relu", rf"{_START}{_LEFT}?(?:np\.|torch\.|std::)?f?max(?:f|imum)?\((?:{_V},{_0}|{_0},{_V})\){_END}"),
     ("relu", rf"{_LEFT}?\(?{_V}>=?{_0}\)?\?{_V}:{_0}"),
     ("a quadratic form", rf"\b[a-z]{_T}\s?[@*]?\s?[A-Z]\s?[@*]?\s?[a-z]\b"),
@@ -73,6 +87,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("matmul", rf"\b(?:[A-Za-z]\w{{0,5}}=)?[A-Z]@[A-Z]\b{_END}"),
     ("matmul", rf"{_START}(?<![=\[,])\b[A-Z][*@][A-Z]\b(?!=|,|\]){_END}"),
     ("matmul", rf"\bC=A\s?B\b{_END}(?!\^)"),
+    ("matmul", rf"{_START}\b(?:[a-z]=)?[a-z]@[a-z]\b{_END}"),
     ("matmul", rf"\b(?:np|torch|jnp|cp)\.(?:matmul|mm)\(\w+,\w+\){_END}"),
     ("vector_add", rf"{_START}{_LEFT}?(?:np|torch|jnp|cp)\.add\(\w+,\w+\){_END}"),
     ("matrix-vector product", r"\b[a-z]=[A-Z]\s?[@*]?\s?[a-z]\b"),
@@ -93,7 +108,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("prefix_sum", rf"{_V}={_S}\s?(?:of\s)?\(?[a-z]\w*\[[01]?\s?(?:\.\.\.?|:)\s?i(?:\+1)?\]\)?"),
     (
         "prefix_sum",
-        r"\b[a-z]\w*(?:\[i\]|_i)\s?(?:=|is|equals|holds|contains)\s?(?:the\s)?sum\sof\s(?:all\s)?(?:elements\s|values\s)?"
+        r"\b(?:[a-z]\w*(?:\[i\]|_i)\s?(?:=|is|equals|holds|contains)\s?)?(?:the\s)?sum\sof\s(?:all\s)?(?:elements\s|values\s)?"
         r"(?:of\s)?[a-z]\w*(?:\[[01]\]|_[01])\s?(?:through|to|up to|,\.\.\.,)\s?[a-z]\w*(?:\[i\]|_i)",
     ),
     ("one sum per index", r"\b[a-z]\w*(?:\[[ijk]\]|_[ijk])\s(?:is|equals|holds|contains)\b"),
@@ -102,6 +117,11 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("sum", rf"\b(?:sum|total|acc|s|result|out)\+=[a-z]\w*{_I}?{_STOP}"),
     ("dot", rf"{_LEFT}?{_S}\s?\(?([a-z]\w{{0,5}}){_I}*\s?\*\s?(?!\1\b)([a-z]\w{{0,5}}){_I}*\)?{_END}"),
     ("dot", rf"{_LEFT}?\b([a-z]){_T}\s?(?!\1)[a-z]\b{_END}"),
+    ("dot", rf"\bsum (?:over [a-z] )?of ([a-z]\w{{0,5}}){_I}*\*(?!\1\b)[a-z]\w{{0,5}}{_I}*{_END}"),
+    (
+        "sum",
+        rf"{_LEFT}?([a-z]\w*)(?:\[[01]\]|_[01])\+(?:\1(?:\[\d\]|_\d)\+)*\.\.\.\+\1(?:\[[nN](?:-1)?\]|_\{{?[nN](?:-1)?\}}?){_END}",
+    ),
     ("sum", rf"{_START}{_LEFT}?(?:np\.|torch\.)?sum\([a-z]\w{{0,5}}{_I}?\){_END}"),
     ("sum", rf"{_START}{_LEFT}?{_S}\s?x(?:\[i\]|_i|_\{{i\}}){_END}"),
 )
@@ -111,6 +131,10 @@ _SIGN = (
     r"|(?<=[\])])[-+](?=[\w(\[])|(?<=\w)\+(?=\w))"
 )
 _ARITHMETIC = re.compile(rf"[\w\])][ \t]*{_SIGN}[ \t]*[\w(\[|]|\+=|\|[^|\n]{{1,40}}\|")
+
+_SIZE = r"(?:[A-Z]|batch|seq|tokens|heads|rows)"
+_SIZE_PRODUCT = re.compile(rf"(?<=\[){_SIZE}(?:\*{_SIZE})+(?=[,\]])|\b{_SIZE}(?:\*{_SIZE})+(?=\s*=\s*\d)")
+_MINUS = re.compile(r"(?:^|(?<=[\s(,=]))-(?=[A-Za-z]\w*\(|[a-z]\b)")
 
 
 def find_formulas(text: str) -> tuple[list[Formula], str]:
@@ -145,16 +169,15 @@ def _squeeze(text: str) -> tuple[str, list[int]]:
     return "".join(kept), places
 
 
-def unexplained_arithmetic(text: str, *, symbols: str) -> str | None:
-    """The first piece of arithmetic in the text that uses a sign outside `symbols`; None where there is none.
+def unexplained_arithmetic(text: str) -> str | None:
+    """The first piece of arithmetic that stands in the text outside a known formula; None where there is none.
 
-    Products and powers of plain numbers are sizes, "x" between names is a shape, and "/" between words is an "or".
+    Products and powers of plain numbers and of names of sizes are sizes, "x" between names is a shape, and "/" between
+    words is an "or".
     """
     numbers_out = re.sub(r"\d[\d_.,]*\s*(?:\*\*|\^|\*|<<)\s*\d+(?:\s*\*\s*\d+)*", "0", text)
-    for match in _ARITHMETIC.finditer(numbers_out):
-        piece = match.group()
-        signs = set(re.sub(r"[\w\s()\[\]]", "", piece))
-        if not signs <= set(symbols):
-            around = numbers_out[max(0, match.start() - 20) : match.end() + 20]
-            return " ".join(around.split())
-    return None
+    sizes_out = _SIZE_PRODUCT.sub("n", numbers_out)
+    match = _ARITHMETIC.search(sizes_out) or _MINUS.search(sizes_out)
+    if match is None:
+        return None
+    return " ".join(sizes_out[max(0, match.start() - 20) : match.end() + 20].split())

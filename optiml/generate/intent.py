@@ -3,7 +3,8 @@
 A short pipeline: the text is normalised, quoted code and formulas are taken out, words are matched against the
 tables of `vocabulary`, the operator is chosen, then sizes and dtype are read. A wrong problem is worse than a
 refusal, so anything that may change what is computed and is not understood refuses: another operator, a qualifier
-("causal"), arithmetic that does not belong to the operator, an unknown word beside its name.
+("causal"), arithmetic that does not belong to the operator, an unknown word in the sentence that names it. Only a
+clause that says what the kernel is for ("for our solver we need ...") may hold any words.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from dataclasses import dataclass, field
 
 from optiml.errors import InvalidInput
 from optiml.expressions import evaluate
+from optiml.generate.context import context_words, without_context
 from optiml.generate.element_type import read_dtype
 from optiml.generate.formulas import find_formulas, unexplained_arithmetic
 from optiml.generate.languages import in_english
 from optiml.generate.operators import check_changes, check_formulas, find_operator
 from optiml.generate.phrases import corrected, find_mentions, phrase_table, with_patterns
 from optiml.generate.refusal import Refused, spoken_name
-from optiml.generate.request import OTHER_RANGE, normalised, value_range, without_code
+from optiml.generate.request import OTHER_RANGE, check_stated_sizes, normalised, value_range, without_code
 from optiml.generate.sizes import read_sizes
 from optiml.generate.unknown_words import axis_words, check_language, check_unknown_words
 from optiml.generate.vocabulary import GRAMMARS, Grammar
@@ -128,24 +130,30 @@ def _read(
     text, signature_dtype = without_code(text)
     formulas, text = find_formulas(text)
     text, value_count = value_range(text)
+    check_stated_sizes(text)
     found = tokens(text)
     table = phrase_table(tuple(sorted((name, builtin.intent.names) for name, builtin in operators.items())))
     found, corrections = corrected(found, table)
     mentions = with_patterns(found, find_mentions(found, table), frozenset(operators))
+    aside = context_words(found, mentions)
+    mentions = without_context(mentions, aside)
     if problem is None:
         check_language(found, mentions)
         named = [item for item in formulas if not item.foreign]
         foreign = [item.label for item in formulas if item.foreign]
         problem = find_operator(found, mentions, [item.label for item in named], foreign, operators)
         own_words = axis_words(operators[problem])
-        check_unknown_words(found, mentions, problem, own_words, translated=language is not None)
+        unread = check_unknown_words(
+            found, mentions, problem, own_words, ignored=aside, translated=language is not None
+        )
     else:
+        unread = ()
         check_changes(found, mentions, problem)
         check_formulas([item.label for item in formulas], problem)
     if "bins" in operators[problem].problem.axes and OTHER_RANGE.search(text):
         raise Refused(f"the built-in {problem} counts integers from 0 on, not values of another range")
     grammar = GRAMMARS.get(problem, Grammar())
-    left_over = unexplained_arithmetic(text, symbols=grammar.symbols)
+    left_over = unexplained_arithmetic(text)
     if left_over is not None:
         raise Refused(f"the formula {left_over!r} asks for more than {spoken_name(problem)}")
     builtin = operators[problem]
@@ -166,6 +174,7 @@ def _read(
             assumed=(
                 *translated,
                 *corrections,
+                *unread,
                 *grammar.assumes,
                 *_assumed_sizes(builtin, reduced, stated, sizes.scalars),
                 *sizes.notes,

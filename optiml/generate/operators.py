@@ -11,7 +11,7 @@ from optiml.generate import vocabulary as words
 from optiml.generate.phrases import Mention, is_light
 from optiml.generate.refusal import Refused, not_built_in, spoken_name
 from optiml.generate.vocabulary import GRAMMARS, UNIQUE, Grammar
-from optiml.generate.words import Token, fold
+from optiml.generate.words import Token, fold, sentences
 from optiml.problems.problem import Builtin
 
 NETWORK_LAYER = "a layer of a network"  # a label of the vocabulary: often where a kernel is used, not what it is
@@ -49,6 +49,10 @@ def find_operator(
     if not names:
         raise Refused(_nothing_found(mentions))
     chosen = _primary(names, asked)
+    _check_comparison(found, mentions, chosen)
+    _check_question(found, mentions)
+    _check_contrast(found, mentions, chosen)
+    _check_object(found, mentions, chosen)
     _check_sequence(found, mentions, chosen)
     check_changes(found, mentions, chosen)
     _check_composition(found, mentions, chosen)
@@ -58,12 +62,20 @@ def find_operator(
 def _asked(found: Sequence[Token], mentions: Sequence[Mention]) -> list[Mention]:
     """Mentions that are the task, not denied and not its surroundings ("the softmax used in attention")."""
     asked = [item for item in mentions if not item.negated]
-    central = [item for item in asked if item.kind == "modifier" or not _is_surroundings(item, found)]
+    central = [item for item in asked if item.kind == "modifier" or not _is_surroundings(item, found, mentions)]
     return central if any(item.kind == "operator" for item in central) else asked
 
 
-def _is_surroundings(mention: Mention, found: Sequence[Token]) -> bool:
+def _stands_apart(mention: Mention, found: Sequence[Token], mentions: Sequence[Mention]) -> bool:
+    """Whether another sentence or clause than its own names the operators: "I train a CNN and need a fast relu"."""
+    sentence = sentences(found)
+    return all(sentence[item.first] != sentence[mention.first] for item in mentions if item.kind == "operator")
+
+
+def _is_surroundings(mention: Mention, found: Sequence[Token], mentions: Sequence[Mention]) -> bool:
     before = " ".join(token.text.lower() for token in found[max(0, mention.first - 6) : mention.first])
+    if mention.label == NETWORK_LAYER and _stands_apart(mention, found, mentions):
+        return True
     if mention.label == NETWORK_LAYER and re.search(r"\b(?:for|in|of|from|inside)(?: [\w']+){0,3}$", before):
         return True
     return _surroundings().search(before) is not None
@@ -103,6 +115,122 @@ def _primary(names: Sequence[str], asked: Sequence[Mention]) -> str:
     raise Refused(f"the text asks for several operators ({', '.join(map(spoken_name, names))}); ask for one at a time")
 
 
+def _check_comparison(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse where the operator is only what the task is compared with: "like relu", "the inverse of softmax"."""
+    named = [item for item in mentions if item.kind == "operator" and item.label == chosen and not item.negated]
+    compared = [item for item in named if _is_compared(item, found)]
+    if named and len(compared) == len(named):
+        raise Refused(f"the text compares with {compared[0].text!r}; say what the kernel itself has to compute")
+
+
+def _check_object(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse "a tile size for matmul": the request is for something else, and the operator says only what for."""
+    named = [item for item in mentions if item.kind == "operator" and item.label == chosen and not item.negated]
+    others = [_noun_before(item, found) for item in named]
+    if named and all(noun is not None and noun not in _kernel_nouns() for noun in others):
+        raise Refused(f"the text asks for {others[0]!r} for {named[0].text!r}; say what the kernel has to compute")
+
+
+def _noun_before(mention: Mention, found: Sequence[Token]) -> str | None:
+    """The word before "for the" or "of a" and the name; None where the name stands otherwise."""
+    place = mention.first - 1
+    while place >= 0 and found[place].text.lower() in ("a", "an", "the", "my", "our", "your"):
+        place -= 1
+    if place < 1 or found[place].text.lower() not in ("for", "of") or found[place - 1].kind != "word":
+        return None
+    return found[place - 1].text.lower()
+
+
+@cache
+def _kernel_nouns() -> frozenset[str]:
+    return frozenset(words.KERNEL_NOUNS)
+
+
+_ASKING = frozenset("is are does did was were which who whose where when why what".split())  # noqa: SIM905
+_ASKING_FOR_IT = ("is it possible", "is there", "what i need", "what we need", "what i want", "what we want")
+
+
+def _check_question(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
+    """Refuse what asks about a kernel instead of for one: "is my softmax correct?"."""
+    opening = " ".join(token.text.lower() for token in found[:3])
+    phrase = next((item for item in mentions if item.first == 0 and item.kind == "plain" and item.last > 1), None)
+    if opening.split(" ")[0] in words.OTHER_TASKS:
+        raise Refused(f"the text asks to {opening.split(' ')[0]} something; say what a kernel has to compute")
+    if opening.split(" ")[0] in _ASKING and phrase is None and not opening.startswith(_ASKING_FOR_IT):
+        raise Refused("the text asks a question; say what a kernel has to compute")
+
+
+def _check_contrast(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse what follows "but", "minus" or "instead of" and is not only about how the kernel is written."""
+    telling = {index: item for item in mentions for index in range(item.first, item.last + 1)}
+    numbers = sentences(found)
+    for index, token in enumerate(found):
+        text = token.text.lower()
+        following = [at for at in range(index + 1, len(found)) if numbers[at] == numbers[index]]
+        weighty = [at for at in following if found[at].kind == "word" and not is_light(found[at])]
+        named = index > 0 and telling.get(index - 1) is not None and telling[index - 1].label == chosen
+        verb = found[index + 1].text.lower() if following else ""
+        if text == "but" or (named and text in ("that", "which", "whose") and verb not in _ABOUT_THE_CODE):
+            strange = [at for at in weighty if not _changes_nothing(at, found, telling)]
+            if strange:
+                changing = f"{text} … {found[strange[0]].text}"
+                raise Refused(f"{changing!r} may change what is computed; say it in other words")
+        taking_away = _taking_away(found, index)
+        beyond = [at for at in weighty if at >= index + len(taking_away)]
+        if taking_away and beyond:
+            known = telling[beyond[0]].kind if beyond[0] in telling else "plain"
+            restricts = known in ("plain", "arithmetic") or telling[beyond[0]].label == "a condition"
+            if restricts and found[beyond[0]].folded not in _neutral():
+                said = " ".join((*taking_away, found[beyond[0]].text))
+                raise Refused(f"{said!r} may change what is computed; say it in other words")
+
+
+_ABOUT_THE_CODE = frozenset("uses use works runs avoids needs is are has computes calculates sums".split())  # noqa: SIM905
+
+
+def _taking_away(found: Sequence[Token], index: int) -> tuple[str, ...]:
+    """ "instead of", "without" and the like, where they stand at `index`."""
+    text = found[index].text.lower()
+    pair = (text, found[index + 1].text.lower()) if index + 1 < len(found) else (text,)
+    if pair in (("instead", "of"), ("rather", "than")):
+        return pair
+    return (text,) if text in ("without", "excluding", "ignoring", "skipping", "omitting") else ()
+
+
+def _changes_nothing(index: int, found: Sequence[Token], telling: Mapping[int, Mention]) -> bool:
+    item = telling.get(index)
+    if item is not None and item.kind != "plain":
+        return item.kind == "dtype" or item.negated
+    return found[index].folded in _neutral() or found[index].text.lower() in _CONNECTING
+
+
+_CONNECTING = frozenset(
+    "the a an of in on for to and or with without no not is are be should must has have i my it".split()  # noqa: SIM905
+)
+
+
+@cache
+def _neutral() -> frozenset[str]:
+    return frozenset(map(fold, words.NEUTRAL))
+
+
+def _is_compared(mention: Mention, found: Sequence[Token]) -> bool:
+    clause: list[str] = []
+    for token in reversed(found[max(0, mention.first - 6) : mention.first]):
+        if token.kind == "symbol" and token.text not in "-'":
+            break
+        clause.insert(0, token.text.lower())
+    after = [token.text.lower() for token in found[mention.last + 1 : mention.last + 3] if token.text != "-"]
+    return _comparing().search(" ".join(clause)) is not None or bool(set(after[:1]) & set(words.COMPARED_AFTER))
+
+
+@cache
+def _comparing() -> re.Pattern[str]:
+    wished = r"(?<!would )(?<!should )(?<!'d )(?<!- )"  # "I would like", "cuBLAS-like"
+    passed = r"(?: (?:a|an|the|usual|standard|plain|normal|ordinary))*"
+    return re.compile(rf"{wished}\b(?:{'|'.join(words.COMPARISONS)}){passed}$")
+
+
 def _check_sequence(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
     """Two different operators joined by "then", "followed by" and the like are two tasks."""
     telling = [item for item in mentions if item.kind in ("operator", "foreign", "arithmetic") and not item.negated]
@@ -128,16 +256,27 @@ def _check_composition(found: Sequence[Token], mentions: Sequence[Mention], chos
                 raise Refused(f"the text asks for {other.text!r} of {item.text!r}; ask for one at a time")
         if item.label != chosen:
             continue
+        if item.first >= 2 and found[item.first - 1].text == "(" and _calls(found, item.first - 2):
+            raise Refused(f"the text asks for {found[item.first - 2].text!r} of {item.text!r}; ask for one at a time")
         beside = {
             token.text.lower() for token in (*found[max(0, item.first - 1) : item.first], *found[item.last + 1 :][:1])
         }
-        if "plus" in beside:
-            raise Refused(f"the text asks for something added to {item.text!r}; ask for one at a time")
+        following = found[item.last + 1].text.lower() if item.last + 1 < len(found) else ""
+        if "plus" in beside or following in ("times", "minus", "divided"):
+            raise Refused(f"the text asks for something done to {item.text!r}; ask for one at a time")
         after = " ".join(token.text.lower() for token in found[item.last + 1 : item.last + 3])
         if re.match(rf"(?:{'|'.join(words.AFTERWARDS)})\b", after):
             raise Refused(f"the text asks for something more after {item.text!r}; ask for one at a time")
         if _symbol_before(found, item.first) or _symbol_after_call(found, item.last):
             raise Refused(f"the formula around {item.text!r} asks for more than {spoken_name(chosen)}")
+
+
+def _calls(found: Sequence[Token], index: int) -> bool:
+    """Whether the word opens a call whose first argument is a call again: "max(relu(x), y)"."""
+    token, bracket = found[index], found[index + 1]
+    touching = token.kind == "word" and token.start + len(token.text) == bracket.start
+    following = next((item for item in found[index + 2 :] if item.kind == "symbol"), None)
+    return touching and following is not None and following.text == "("
 
 
 def _symbol_before(found: Sequence[Token], first: int) -> bool:
@@ -180,11 +319,17 @@ def check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: s
         if item.kind == "foreign" and not _explained(item, grammar, chosen):
             raise Refused(not_built_in(item.label, item.text))
         if item.kind == "modifier" and chosen not in words.MODIFIERS[item.label].harmless_for:
+            figured = any(token.kind == "number" for token in found[item.first : item.last + 1])
+            if figured and item.label in ("columns one by one", "another direction"):
+                continue  # "over 12288 columns" is a size
             raise Refused(f"the built-in {spoken_name(chosen)} has no {item.text!r} ({item.label})")
         if item.kind == "arithmetic" and item.label not in grammar.explains:
             raise Refused(f"the text asks for {item.text!r}, which is not part of {spoken_name(chosen)}")
+    _check_columns(found, chosen)
+    _check_number_of_operands(found, chosen)
     if chosen in _ONE_RESULT:
         _check_groups(found, mentions)
+        _check_result(found, mentions, chosen)
     for item in mentions:
         if item.negated and item.kind in ("arithmetic", "operator") and item.label in grammar.needs:
             raise Refused(f"{spoken_name(chosen)} without {item.text!r} is another operator, and that is not built in")
@@ -212,6 +357,72 @@ def _check_groups(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
             raise Refused(
                 f"'{token.text} {following.text}' may ask for several results; say in other words what to compute"
             )
+
+
+_BY_ROWS = ("softmax", "layernorm", "rmsnorm", "cross_entropy")
+_DIRECTIONS = frozenset("over on along across down through per each every by among".split())  # noqa: SIM905
+
+
+def _check_columns(found: Sequence[Token], chosen: str) -> None:
+    """Refuse "softmax on the columns" of an operator that works on rows."""
+    if chosen not in _BY_ROWS:
+        return
+    for index, token in enumerate(found):
+        if token.folded != fold("column"):
+            continue
+        before = index - 1
+        while before >= 0 and found[before].text.lower() in ("the", "all", "its", "a"):
+            before -= 1
+        if before >= 0 and found[before].text.lower() in _DIRECTIONS and not _says_each_row(found):
+            raise Refused(f"the built-in {spoken_name(chosen)} works on rows, not {found[before].text} columns")
+
+
+def _says_each_row(found: Sequence[Token]) -> bool:
+    """ "over the columns of each row" says the same as "row by row"."""
+    return any(
+        first.text.lower() in ("each", "every", "per") and second.folded == "row"
+        for first, second in itertools.pairwise(found)
+    )
+
+
+_ARRAYS = frozenset(map(fold, ("array", "vector", "matrix", "tensor", "list", "signal", "sequence")))
+_OF_TWO = ("vector_add", "dot")
+
+
+def _check_number_of_operands(found: Sequence[Token], chosen: str) -> None:
+    """Refuse "the sums of 1000 arrays" of an operator that takes one or two."""
+    if chosen not in (*_OF_TWO, "sum", "prefix_sum", "histogram"):
+        return
+    for index, token in enumerate(found):
+        if token.kind != "number" or token.value <= (2 if chosen in _OF_TWO else 1):
+            continue
+        if index and (found[index - 1].text == "-" or found[index - 1].folded in ("length", "siz")):
+            continue  # "two length-2048 vectors"
+        following = next((item for item in found[index + 1 :] if not is_light(item) or item.folded in _ARRAYS), None)
+        if following is not None and following.folded in _ARRAYS and following.text.lower() != following.folded:
+            raise Refused(f"'{token.text} {following.text}' are more than {spoken_name(chosen)} takes")
+
+
+_PARTS = frozenset(
+    map(fold, ("row", "column", "col", "channel", "group", "image", "batch", "user", "class", "segment"))
+)
+_RESULTS = re.compile(
+    r"\b(?:give|gives|giving|returns?|returning|yields?|yielding|produces?|producing|resulting|outputs?|outputting)"
+    r"(?: (?:in|into|as|is|a|an|one|the|whole)){0,3} (?:vector|array|matrix|row|column|list)s?\b"
+)
+
+
+def _check_result(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
+    """Refuse "column totals" and "giving a vector" of an operator that gives one number."""
+    for item in mentions:
+        before = found[item.first - 1] if item.first else None
+        if item.kind == "operator" and item.label == chosen and before is not None and before.folded in _PARTS:
+            raise Refused(
+                f"'{before.text} {item.text}' may ask for several results; say in other words what to compute"
+            )
+    said = _RESULTS.search(" ".join(token.text.lower() for token in found if token.kind == "word"))
+    if said is not None and chosen in ("sum", "dot"):
+        raise Refused(f"{said[0]!r} is no single number; say in other words what to compute")
 
 
 def _explained(item: Mention, grammar: Grammar, chosen: str) -> bool:

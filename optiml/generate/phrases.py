@@ -329,9 +329,10 @@ def corrected(found: list[Token], table: Table) -> tuple[list[Token], tuple[str,
     notes: list[str] = []
     corrected: list[Token] = []
     for token in found:
-        if token.kind == "word" and len(token.text) >= 6 and token.text.isalpha() and not _is_known_word(token, table):
+        if token.kind == "word" and len(token.text) >= 5 and token.text.isalpha() and not _is_known_word(token, table):
             distance = 1 if len(token.text) < 10 else 2
-            near = sorted(name for name in names if _edits(token.text.lower(), name, distance) <= distance)
+            edits = {name: _edits(token.text.lower(), name, distance) for name in names}
+            near = sorted(name for name, count in edits.items() if count == min(distance, *edits.values()))
             if len(near) == 1:
                 notes.append(f"{token.text!r} was read as {near[0]!r}")
                 token = dataclasses.replace(token, text=near[0], folded=fold(near[0]))

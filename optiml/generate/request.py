@@ -62,6 +62,9 @@ _REWRITES = tuple(
         (r"\b([A-Z]) transposed?\b|\btransposed? (?:of )?([A-Z])\b", r"\1\2^T"),
         (r"(\d[\])]?)\s*[@*]\s*(?=\w*[\[(]?\d+\s*[x,]\s*\d)", r"\1, "),  # a product of shapes
         (r"(\d+)\s*(?:->|to)\s*(\d+) channels", r"\1 input channels, \2 output channels"),
+        (r"(\d+) in(?:put)?(?:,| and|, and) (\d+) out(?:put)? channels", r"\1 input channels, \2 output channels"),
+        (r"(?i)\b(matri(?:x|ces)(?: is| are)) square\b", r"\1 squareshaped"),
+        (r"(?i)\b(?:one|a single) channel\b", "1 channel"),
         (r"(?i)\b(\d+) cubed\b", r"\1x\1x\1"),
         (r"(?i)\b(\d+)[\s-]*bits?\b", r"\1bit"),
         (r"(?i)\bsingle[\s-]precision\b", "fp32"),  # so that no "single" stands between two words of a phrase
@@ -72,15 +75,35 @@ _REWRITES = tuple(
         (r"(\w\[\w\]) plus (?=\w+\[\w\])", r"\1 + "),
         (r"(\w\[\w\]) (?:should be|must be|shall be|is set to|becomes|gets|equals) (?=\w+\[\w\])", r"\1 = "),
         (r"\bLN\b(?!\s*\()", "layer norm"),
-        (r"\s/\s(?=[a-z]+: )", "; "),  # "operator: relu / size: 8192"
+        (r"\s/\s(?=[A-Za-z]+: )", "; "),  # "operator: relu / size: 8192"
         (r"\b[Nn]um_?(Elements|elements|Rows|rows|Cols|cols|Columns|columns)(?=\s*[=:])", r"\1"),
         (r"(?i)\baccumulate (?:it |them |the results? )?into (?:one|a single) (?:number|value|scalar)\b", "sum"),
         (r"\b([A-Z]) times ([A-Z])\b(?!\s*\^)", r"\1 @ \2"),
         (r"(?i)\b(?:stored )?(?:in )?row[\s-]major(?: (?:order|layout|format|storage))?\b", " "),  # as everywhere here
-        (r"(?i)\bcubic (?=window|kernel|pool)", " "),
+        (r"(?i)\bcubic (?=(?:\d\S* )?(?:window|kernel|pool))", " "),
+        (r"\b(?:std|thrust|cub|torch|at|tf|jnp|np)::", " "),
+        (r"\b\w+\.(?:begin|end|data|size)\(\)", " "),
+        (r"(?i)\b(?:sizes|lengths) (\d[\d,]*) and \1\b", r"size \1"),
+        (r"\b([A-Z])x([A-Z])\b", r"\1 x \2"),
+        (r"(\d) times (?=\d+ ?x ?\d)", r"\1, "),
+        (r"\b([A-Z]) (?:has|with) (\d+) rows and (\d+) columns", r"\1 \2x\3"),
+        (r"\+[- ]?(?=scan\b)", "sum "),
+        (r"(?i)(\d+) channels to (\d+) channels", r"\1 input channels, \2 output channels"),
+        (
+            r"(?i)(?<!matrix )\bproduct of (?:an? )?(\d+ ?x ?\d+(?: \w+)?) and (?:an? )?(?=\d+ ?x ?\d+)",
+            r"matrix product of \1 and ",
+        ),
+        (r"(?i)\bpointwise \(?1x1\)? (?=conv)", "1x1 "),
+        (r"(?i)\b((?:scale|weight|gain|gamma)(?: and (?:shift|bias|beta))?) per (?:column|feature)\b", r"\1"),
+        (r"(?i)\b(\d+) sequences of (\d+) (?:tokens|positions)\b", r"batch \1, sequence length \2"),
+        (r"\b(?!10+\b)(\d{2,5})\s?(?:\^|\*\*)\s?3\b", r"\1x\1x\1"),
+        (r"[\"'](\w+)[\"']\s*:", r"\1:"),
+        (r"\b(?:np\.|torch\.)?exp\(([a-z]) - \1\.max\([^()]*\)\)", r"exp of \1"),
         (r"(?i)\bso that nothing (?:can )?overflows?\b", " "),
         (r"(\d) square\b", r"\1 squareshaped"),
+        (r"(\d) RGB images?\b", r"\1 images, 3 channels,"),
         (r"\bRGB images?\b", "3 channel images"),
+        (r"(?i)\beach (?:vector|array|of them) (?:holds|has|contains) (?=\d)", "length "),
         (r"(?i)\b(\d+) (\d+x\d+) (?:filters|kernels)\b", r"\1 output channels, \2 kernel"),
         (r"(?i)\b(?:already )?(?:projected and )?split into heads\b", " "),
         (r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim"),
@@ -88,7 +111,7 @@ _REWRITES = tuple(
         (r"(?i)\b(\w+)\s*=\s*['\"]?(?:false|none)\b['\"]?", r"no \1"),
         (r"(?i)\b(\w+)\s*=\s*true\b", r"with \1"),
         (r"(?i)\b(?:alpha\s*=\s*1(?:\.0*)?|beta\s*=\s*0(?:\.0*)?)(?![\d.])", " "),  # a plain product
-        (r"\b([a-z]) \. ([a-z])\b", r"dot product of \1 and \2"),
+        (r"\b([a-z]) \. (?!\1\b)([a-z])\b", r"dot product of \1 and \2"),
         (r"([A-Za-z]{3,}) \+ (?=[A-Za-z]{3,})", r"\1 plus "),
         (r"`{1,3}", " "),
     )
@@ -167,3 +190,24 @@ def value_range(text: str) -> tuple[str, int | None]:
         return text, None
     count = int(match["below"]) if match["below"] else int(match["closed"] or match["last"]) + 1
     return f"{text[: match.start()]} {text[match.end() :]}", count
+
+
+_NEGATIVE_SHAPE = re.compile(r"(?:^|(?<=[\s(=:]))-\d[\d,]*\s*(?:x|X|by|\*)\s*\d")
+_UNEQUAL = re.compile(r"(?i)\b(?:sizes|lengths) (\d[\d,]*) and (?!\1\b)\d")
+
+_TWO_SETTINGS = re.compile(
+    r"(?i)\b(?:strides?|paddings?|windows?|dilations?|kernel sizes?) (?:of )?(\d+) and (?!\1\b)\d+\b(?! \w+s\b)"
+)
+
+
+def check_stated_sizes(text: str) -> None:
+    """Refuse sizes that no operator can have.
+
+    Raises:
+        Refused: one is negative, or operands are said to be of two sizes.
+    """
+    if _NEGATIVE_SHAPE.search(text):
+        raise Refused("the text gives a negative size")
+    unequal = _UNEQUAL.search(text) or _TWO_SETTINGS.search(text)
+    if unequal is not None:
+        raise Refused(f"{unequal[0]!r} are two sizes; say what each is the size of")

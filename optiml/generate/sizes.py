@@ -34,8 +34,10 @@ CONTENTS = {
     "column": ("rows",),
 }
 WINDOWS = ("kernel", "filter", "window", "pool")
-SMALL_WINDOW = 11
 ALL_FIGURES_COUNT = ("multi_head_attention", "conv2d", "max_pool3d")  # operators with settings that a figure may name
+SMALL_WINDOW = 11
+SMALLEST_COUNT = 100  # of what a text counts "within N values"; smaller figures after "within" are tolerances
+_WINDOWED = frozenset(map(fold, ("conv", "conv2d", "convolution", "convolutions")))
 LEADING_LETTERS = ("B", "T", "S", "L")  # batch, tokens, sequence, length: all of them count rows
 
 
@@ -239,7 +241,7 @@ class _Reader:
 
     # -- "nn.Conv2d(64, 128, 3)" --
     def read_calls(self) -> None:
-        names = {fold(phrase.split()[-1]) for phrase in self.grammar.unique}
+        names = self._name_ends()
         for index, token in enumerate(self.found[:-1]):
             following = self.found[index + 1]
             called = following.text[0] == "(" and self.text[following.start - 1].isalnum()
@@ -254,6 +256,10 @@ class _Reader:
                 self.used.add(index + 1)
             elif following.text == "(" and self.grammar.positional:
                 self._assign_positions(self._arguments(index + 2), token.text)
+
+    def _name_ends(self) -> set[str]:
+        """The last words of the operator's names."""
+        return {fold(phrase.split()[-1]) for phrase in self.grammar.unique}
 
     def _arguments(self, index: int) -> tuple[int, ...]:
         """The plain numbers that open an argument list; they count as read."""
@@ -624,10 +630,16 @@ class _Reader:
         self, index: int, readings: Sequence[ShapeReading], token: Token, taken: set[tuple[str, ...]]
     ) -> ShapeReading | None:
         """The reading whose words stand nearest to the shape; without any, the first that is free and fits."""
+        following = self.found[index + 1] if index + 1 < len(self.found) else None
+        window = tuple(self.grammar.window.split())
+        if following is not None and following.folded in _WINDOWED:  # "3x3 convolution"
+            return next((reading for reading in readings if reading.axes == window), None)
         scored = []
         for reading in readings:
             distance = self._distance(index, reading.words)
-            if distance is not None and reading.axes not in taken:
+            if reading.axes == window and max(token.dims) > SMALL_WINDOW and len(readings) > 1:
+                continue
+            if distance is not None and (reading.axes not in taken or reading.axes == window):
                 scored.append((distance, reading))
         if scored:
             return min(scored, key=lambda item: item[0])[1]
@@ -697,10 +709,15 @@ class _Reader:
             side = next(iter(self.axes.values()))
             self.axes.update(M=side, N=side, K=side)
         for index in loose:
-            if self.builtin.name in ALL_FIGURES_COUNT and self.found[index].value >= 3:
-                raise InvalidInput(f"the figure {self.found[index].text} is not understood; say what it is the size of")
-            if self.found[index].value not in (0, 1, 2):
-                self.notes.append(f"the figure {self.found[index].text} was not understood and is not used")
+            value, text = self.found[index].value, self.found[index].text
+            part_of_name = index > 0 and self.found[index - 1].folded in self._name_ends()  # "relu 6"
+            if value >= 3 and (self.builtin.name in ALL_FIGURES_COUNT or (part_of_name and value < 8)):
+                raise InvalidInput(f"the figure {text} is not understood; say what it is the size of")
+            operands = sum(tensor.shape is not None for tensor in self.problem.inputs.values())
+            if value >= 8 and operands == 2 and len(self.problem.axes) == 1 and value not in self.axes.values():
+                raise InvalidInput(f"the figure {text} is not understood; say what it is the size of")
+            if value not in (0, 1, 2, *self.axes.values()):
+                self.notes.append(f"the figure {text} was not understood and is not used")
 
     def read_groups(self) -> None:
         """ "64 vectors of 1024 floats" and "1000 rows and 500 columns" of an operator that sees one flat array."""
@@ -767,14 +784,17 @@ class _Reader:
                 or self._phrase_at(after, words.MACHINE_WORDS_AFTER) > self._target_at(after)[1]
             )
         clause: list[str] = []
+        signs = "-=" if self.found[index].kind == "shape" else "-=:"  # "last step: a 3000x2000 matrix"
         for token in reversed(self.found[max(0, index - 7) : index]):
-            if token.kind == "symbol" and token.text not in "-=:":
+            if token.kind == "symbol" and token.text not in signs:
                 break
             if token.kind == "word":
                 clause.insert(0, token.text.lower())
         if re.search(r"\b(?:each|every|per|a) (?:thread|warp|lane|iteration|instruction|block)\b", " ".join(clause)):
             return True
         before = [fold(word) for word in clause]
+        if before[-1:] == ["within"] and self.found[index].value >= SMALLEST_COUNT:
+            return False  # no tolerance
         while before:
             if any("".join(before[-count:]) in _MACHINE_BEFORE for count in range(1, len(before) + 1)):
                 return True

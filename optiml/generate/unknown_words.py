@@ -8,25 +8,18 @@ from functools import cache
 
 from optiml.generate import vocabulary as words
 from optiml.generate.phrases import Mention, is_light
-from optiml.generate.refusal import Refused, spoken_name
-from optiml.generate.vocabulary import COMMON, GRAMMARS, UNIQUE, USUAL, Grammar
-from optiml.generate.words import Token, fold
+from optiml.generate.refusal import Refused
+from optiml.generate.vocabulary import COMMON, GRAMMARS, Grammar
+from optiml.generate.words import Token, fold, sentences
 from optiml.problems.problem import Builtin
 
+MAX_ROLE_WORDS = 4
 MAX_UNKNOWN_SHARE = 0.34  # of the words with weight; above it the text is about something else
 _CLAUSE_ENDS = frozenset(
     """for in on from to using that which where so such as by via over when while into at and or but i we please if
     because since""".split()  # noqa: SIM905
 )
-_PREPOSITIONS = frozenset({"of", "over", "on", "between", "in"})
-_WEAK_PREPOSITIONS = _PREPOSITIONS | {"for", "to"}
 _ADDING = frozenset({"with", "plus", "and", "but", "except", "minus", "including", "that"})
-_QUALITY = frozenset(
-    map(
-        fold,
-        ("fast", "faster", "efficient", "optimized", "tiled", "naive", "parallel", "stable", "fused", "cuda", "gpu"),
-    )
-)
 
 
 def check_language(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
@@ -47,15 +40,21 @@ def check_unknown_words(
     chosen: str,
     own_words: frozenset[str],
     *,
+    ignored: frozenset[int] = frozenset(),
     translated: bool = False,
-) -> None:
-    """Refuse unknown words where they may change the operator: the nearer and the commoner its name, the sooner.
+) -> tuple[str, ...]:
+    """Refuse words that no table knows: any beside the operator's name, and elsewhere what may add to the task.
 
     Args:
+        ignored: positions of words that say only what the kernel is for.
         translated: the text was put into English word by word; then any unknown word is one that was lost.
+
+    Returns:
+        Notes on the words of other sentences, which are left out of account.
     """
     covered = {index for item in mentions for index in range(item.first, item.last + 1)}
-    known = _size_and_role_words(chosen) | own_words
+    covered |= _role_phrases(found, chosen) | ignored
+    known = _role_words(chosen) | own_words
     unknown = [
         index
         for index, token in enumerate(found)
@@ -71,19 +70,19 @@ def check_unknown_words(
     if len(unknown) >= 2 and len(unknown) > MAX_UNKNOWN_SHARE * total:
         quoted = ", ".join(repr(found[index].text) for index in unknown[:4])
         raise Refused(f"too much of the text is not understood ({quoted}); say in plain words what to compute")
-    strongest = max((item.strength for item in names), default=USUAL)
-    if strongest == COMMON and unknown:
-        raise Refused(f"{found[unknown[0]].text!r} is not understood; say {spoken_name(chosen)} in other words")
-    for item in names:
-        for index in unknown:
-            prepositions = _PREPOSITIONS if item.strength == UNIQUE else _WEAK_PREPOSITIONS
-            if _is_beside(found, item, index, prepositions):
-                raise Refused(f"{found[index].text!r} beside {item.text!r} is not understood; say it in other words")
+    sentence = sentences(found)
+    named = {sentence[item.first] for item in names}
+    trusted = max((item.strength for item in names), default=COMMON) > COMMON
+    for index in unknown:
+        if not trusted or sentence[index] in named or _adds_to_task(found, index):
+            raise Refused(
+                f"{found[index].text!r} is not understood and may change what is computed; leave it out or say it in "
+                "other words"
+            )
     for index in _after_with(found, mentions, chosen):
         raise Refused(f"'with … {found[index].text}' is not understood; say it in other words")
-    for index in unknown:
-        if _adds_to_task(found, index):
-            raise Refused(f"{found[index].text!r} is not understood and may change the operator; say it in other words")
+    left_out = dict.fromkeys(found[index].text for index in unknown)
+    return tuple(f"{word!r} was not understood and is left out of account" for word in left_out)
 
 
 def axis_words(builtin: Builtin) -> frozenset[str]:
@@ -93,15 +92,51 @@ def axis_words(builtin: Builtin) -> frozenset[str]:
 
 
 @cache
-def _size_and_role_words(problem: str) -> frozenset[str]:
-    """Words that say a size, how it is counted, or what a number or dtype belongs to; folded and as written."""
+def _phrases_of_sizes_and_roles(problem: str) -> tuple[str, ...]:
+    """Phrases that say a size, how it is counted, or what a number or dtype belongs to."""
     grammar = GRAMMARS.get(problem, Grammar())
     phrases = [*words.THEN, *words.NEGATIONS, *words.SURROUNDINGS, *words.MACHINE_WORDS_AFTER]
     phrases += [*words.MACHINE_WORDS_BEFORE, *words.ACCUMULATOR_WORDS, *words.LABEL_WORDS, *grammar.letters]
     phrases += [phrase for group in grammar.axes.values() for phrase in group]
     phrases += [phrase for group in words.QUANTITIES.values() for phrase in group]
     phrases += [word for reading in grammar.shapes for word in reading.words]
-    found = {word for phrase in phrases for word in re.findall(r"[A-Za-z0-9']+", phrase.lower())}
+    return tuple(phrase.lower() for phrase in phrases)
+
+
+@cache
+def _role_words(problem: str) -> frozenset[str]:
+    """The single words among them, folded and as written."""
+    found = {phrase for phrase in _phrases_of_sizes_and_roles(problem) if re.fullmatch(r"[a-z0-9']+", phrase)}
+    return frozenset({*found, *map(fold, found)})
+
+
+@cache
+def _longer_phrases(problem: str) -> frozenset[str]:
+    phrases = _phrases_of_sizes_and_roles(problem)
+    return frozenset("".join(map(fold, re.findall(r"[a-z0-9']+", phrase))) for phrase in phrases if " " in phrase)
+
+
+def _role_phrases(found: Sequence[Token], chosen: str) -> set[int]:
+    """Where the longer ones stand."""
+    covered: set[int] = set()
+    for start in range(len(found)):
+        squeezed = ""
+        for index in range(start, min(start + 2 * MAX_ROLE_WORDS, len(found))):
+            if found[index].text == "-":
+                continue
+            if found[index].kind not in ("word", "number"):
+                break
+            squeezed += found[index].folded if found[index].kind == "word" else found[index].text
+            if squeezed in _longer_phrases(chosen):
+                covered.update(range(start, index + 1))
+    return covered
+
+
+@cache
+def _size_and_role_words(problem: str) -> frozenset[str]:
+    """All words in those phrases, folded and as written."""
+    phrases = _phrases_of_sizes_and_roles(problem)
+    found = {word for phrase in phrases for word in re.findall(r"[a-z0-9']+", phrase)}
     return frozenset({*found, *map(fold, found)})
 
 
@@ -131,19 +166,6 @@ def _operand_words() -> frozenset[str]:
     """Single words for sizes and operands of any operator."""
     phrases = [phrase for grammar in GRAMMARS.values() for group in grammar.axes.values() for phrase in group]
     return frozenset(fold(phrase) for phrase in (*phrases, *words.LABEL_WORDS) if " " not in phrase)
-
-
-def _is_beside(found: Sequence[Token], item: Mention, index: int, prepositions: frozenset[str]) -> bool:
-    low, high = (index + 1, item.first) if index < item.first else (item.last + 1, index)
-    between = found[low:high]
-    if any(token.kind == "symbol" and token.text not in "-" for token in between):
-        return False
-    inner = [token.text.lower() for token in between if token.kind == "word" and not is_light(token)]
-    if index > item.last:
-        inner = [word for word in inner if word not in prepositions]
-    if index < item.first:
-        inner = [word for word in inner if fold(word) not in _QUALITY]
-    return not inner
 
 
 def _adds_to_task(found: Sequence[Token], index: int) -> bool:

@@ -29,7 +29,6 @@ class Grammar:
     patterns: tuple[str, ...] = ()
     explains: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    symbols: str = ""
     fold: Literal["none", "all", "leading"] = "none"
     leading: tuple[str, ...] = ()
     fixed: Mapping[str, float] = field(default_factory=dict)
@@ -73,7 +72,6 @@ def _grammar(fields: dict[str, Any]) -> Grammar:
     return Grammar(
         **listed,
         patterns=tuple(fields.get("patterns", ())),
-        symbols=fields.get("symbols", ""),
         fold=fields.get("fold", "none"),
         fixed=fields.get("fixed", {}),
         letters=fields.get("letters", {}),
@@ -111,6 +109,11 @@ _WORDS = _groups(_TABLES["words"])
 THEN = _WORDS["then"]
 AFTERWARDS = _WORDS["afterwards"]
 NEGATIONS = _WORDS["negations"]
+COMPARISONS = _WORDS["comparisons"]
+COMPARED_AFTER = _WORDS["compared_after"]
+KERNEL_NOUNS = _WORDS["kernel_nouns"]
+NEUTRAL = _WORDS["neutral"]
+OTHER_TASKS = _WORDS["other_tasks"]
 SURROUNDINGS = _WORDS["surroundings"]
 ACCUMULATOR_WORDS = frozenset(_WORDS["accumulator"])
 LABEL_WORDS = frozenset(_WORDS["label"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -57,8 +57,8 @@ def plain(text: str) -> str:
 
 @lru_cache(maxsize=16384)
 def fold(word: str) -> str:
-    """One spelling for the forms of a word: lower case, no plural, -ize, no -ing, no final e."""
-    word = word.lower().replace("'", "")
+    """One spelling for the forms of a word: lower case, no plural or possessive, -ize, no -ing, no final e."""
+    word = word.lower().removesuffix("'s").replace("'", "")
     if word in _IRREGULAR:
         return _IRREGULAR[word]
     if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is", "as", "ous")):
@@ -84,8 +84,8 @@ _IRREGULAR = {
     "matrices": "matrix", "indices": "index", "vertices": "vertex", "axes": "axis", "halves": "halv",
     "maxima": "maximum", "minima": "minimum", "colour": "color", "grey": "gray", "neighbour": "neighbor",
     "neighbours": "neighbor", "summing": "sum", "running": "running", "squares": "squared", "string": "string",
-    "during": "during", "nothing": "nothing", "something": "something", "anything": "anything",
-    "everything": "everything",
+    "grade": "grade", "grades": "grade", "during": "during", "nothing": "nothing", "something": "something",
+    "anything": "anything", "everything": "everything",
 }  # fmt: skip
 
 _INT = r"\d{1,3}(?:,\d{3})+(?!\d|,\d)|\d+(?:_\d{3})+|\d+"
@@ -112,6 +112,16 @@ _PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*[a-z]?|[A-Z]+\d*|\d+[A
 def tokens(text: str) -> list[Token]:
     """The tokens of a text that `plain` has passed over."""
     return list(_magnitudes([token for match in _LEXER.finditer(text) for token in _read(match, text)]))
+
+
+def sentences(found: Sequence[Token]) -> list[int]:
+    """The number of the sentence that each token stands in."""
+    numbers, number = [], 0
+    for token, following in zip(found, [*found[1:], None], strict=True):
+        numbers.append(number)
+        if token.text in (".", "!", "?", ";") and following is not None:
+            number += following.start > token.start + 1  # "np.dot" is one word
+    return numbers
 
 
 def _read(match: re.Match[str], text: str) -> Iterator[Token]:
@@ -192,6 +202,9 @@ def _magnitudes(found: list[Token]) -> Iterator[Token]:
             amount, taken = 0.5, 3
             following = found[index + 2] if index + 2 < len(found) else None
         magnitude = _magnitude(following) if amount is not None else None
+        beyond = _magnitude(found[index + taken]) if index + taken < len(found) else None
+        if magnitude == 100 and beyond is not None:  # "a hundred million"
+            magnitude, taken = 100 * beyond, taken + 1
         if magnitude is not None and amount is not None:
             text = " ".join(item.text for item in found[index : index + taken])
             yield Token(kind="number", text=text, start=token.start, value=amount * magnitude)

@@ -222,6 +222,44 @@ def test_a_question_that_gets_no_answer_is_refused_in_time_and_others_are_answer
     play(scenario)
 
 
+def test_a_job_whose_id_was_told_is_ended_when_nobody_comes_back_after_a_cancelled_request(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr("optiml_mcp.jobs.COMING_BACK_S", 0.0)
+    monkeypatch.setattr(Cancellation, "cancel", lambda _: ended.set())
+
+    async def scenario(client: Client) -> None:
+        pending = await answer(client, "compile_verify", kernel=RELU + "// slow\n", problem="relu", max_wait_s=0)
+        with anyio.move_on_after(0.1):
+            await client.call_tool("compile_verify", {"job_id": pending["job_id"]})
+        await anyio.to_thread.run_sync(ended.wait)
+        bench.gate.set()
+        text = await refusal(client, "compile_verify", job_id=pending["job_id"])
+        assert text.startswith("busy: ")
+        assert "call compile_verify again" in text
+
+    play(scenario)
+
+
+def test_whoever_comes_back_for_a_job_in_time_finds_it_running(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(Cancellation, "cancel", lambda _: ended.set())
+
+    async def scenario(client: Client) -> None:
+        pending = await answer(client, "compile_verify", kernel=RELU + "// slow\n", problem="relu", max_wait_s=0)
+        with anyio.move_on_after(0.1):
+            await client.call_tool("compile_verify", {"job_id": pending["job_id"]})
+        assert (await answer(client, "compile_verify", job_id=pending["job_id"], max_wait_s=0))["status"] == "pending"
+        bench.gate.set()
+        assert (await answer(client, "compile_verify", job_id=pending["job_id"]))["status"] == "accepted"
+        assert not ended.is_set()
+
+    play(scenario)
+
+
 def test_a_job_whose_only_request_is_cancelled_is_ended_unless_its_id_was_told(
     play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optiml.measure.metrics import METRICS
-from optiml_mcp.replies import KEY_METRICS, MAX_REPLY_BYTES, brief_profile, fit, size_of
+from optiml_mcp.replies import KEY_METRICS, MAX_REPLY_BYTES, brief_profile, fit, fit_text, size_of
 
 URI = "optiml://runs/r-1"
 
@@ -118,6 +118,14 @@ def test_cuts_inside_entries_that_are_gone_are_not_listed() -> None:
 def test_non_ascii_text_is_counted_as_a_client_may_escape_it() -> None:
     assert size_of("×" * 10) == 62
     assert len(json.dumps(fit(reply(log="×" * 3000), uri=URI))) <= MAX_REPLY_BYTES
+
+
+def test_a_text_that_does_not_fit_says_that_it_was_cut() -> None:
+    assert fit_text("short") == "short"
+    for letter in "x×":
+        cut = fit_text(letter * 9000)
+        assert size_of(cut) <= MAX_REPLY_BYTES
+        assert cut.endswith("the whole is too long for a reply)")
 
 
 JSON = st.recursive(

@@ -16,6 +16,8 @@ from fakes import FASTER_RELU, RELU, WRONG_RELU, FakeWorkbench
 from mcp import Client
 from mcp.types import CallToolResult
 
+from optiml.errors import SetupError
+from optiml_mcp.arguments import read
 from optiml_mcp.replies import MAX_REPLY_BYTES, size_of
 from optiml_mcp.server import build_server
 
@@ -96,6 +98,45 @@ def test_a_wrong_kernel_is_an_answer_and_not_an_error(play: Play) -> None:
         verdict = await answer(client, "compile_verify", kernel=WRONG_RELU, problem="relu")
         assert (verdict["status"], verdict["reason"]) == ("rejected", "wrong_values")
         assert verdict["first_mismatch"]["output"] == "y"
+
+    play(scenario)
+
+
+def test_what_takes_long_to_read_is_read_apart_from_the_answers_to_others(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[str] = []
+
+    def noted(kind: Any, raw: Any, *, tool: str) -> Any:
+        readers.append(threading.current_thread().name)
+        return read(kind, raw, tool=tool)
+
+    monkeypatch.setattr("optiml_mcp.server.read", noted)
+
+    async def scenario(client: Client) -> None:
+        launch = {"kernel": "relu", "grid": [1], "block": [1], "args": ["x"] * 20}
+        for count in (1, 1000):
+            kernel = {"source": RELU, "launches": [launch] * count}
+            await client.call_tool("compile_verify", {"kernel": kernel, "problem": "relu"})
+        assert readers[0] == threading.current_thread().name
+        assert readers[1] != readers[0]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"source": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested deeper"),
+        ('{"source": "a\\u0000b"}', "NUL"),
+        ('{"source": "a\\ud800b"}', "lone surrogate"),
+    ],
+)
+def test_what_json_text_stands_for_is_looked_at_like_any_other_argument(play: Play, text: str, fault: str) -> None:
+    async def scenario(client: Client) -> None:
+        told = await refusal(client, "compile_verify", kernel=text, problem="relu")
+        assert told.startswith("invalid_params: kernel")
+        assert fault in told
 
     play(scenario)
 
@@ -515,6 +556,52 @@ def test_a_search_whose_kernel_is_wrong_fails_with_not_accepted(play: Play) -> N
         state = await answer(client, "run_mcts", action="step", run_id=run_id)
         assert state["status"] == "failed"
         assert state["summary"].startswith("not_accepted: wrong_values")
+
+    play(scenario)
+
+
+def test_a_search_whose_folder_cannot_be_written_says_so_and_goes_on_when_it_is_stepped_again(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried_out, full = bench.run_search, threading.Event()
+    full.set()
+
+    def run_search(run_id: str, **options: Any) -> Any:
+        if full.is_set():
+            raise SetupError("the run cannot be written (No space left on device)", code="busy")
+        return carried_out(run_id, **options)
+
+    monkeypatch.setattr(bench, "run_search", run_search)
+
+    async def scenario(client: Client) -> None:
+        started = await answer(client, "run_mcts", action="start", problem="relu", budget={"evaluations": 2})
+        run_id = started["run_id"]
+        state = await answer(client, "run_mcts", action="step", run_id=run_id)
+        assert state["status"] == "failed"
+        assert state["summary"].startswith("busy: the run cannot be written")
+        assert f"action=step and run_id={run_id}" in state["next_action"]
+        assert (await answer(client, "run_mcts", action="status", run_id=run_id))["status"] == "failed"
+        full.clear()
+        while (state := await answer(client, "run_mcts", action="step", run_id=run_id))["status"] == "running":
+            pass
+        assert (state["status"], state["evaluations"]) == ("finished", 2)
+
+    play(scenario)
+
+
+def test_a_failed_search_can_still_be_cancelled(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_search(run_id: str, **_: Any) -> Any:
+        raise SetupError("the run cannot be written (No space left on device)", code="busy")
+
+    monkeypatch.setattr(bench, "run_search", run_search)
+
+    async def scenario(client: Client) -> None:
+        run_id = (await answer(client, "run_mcts", action="start", problem="relu"))["run_id"]
+        assert (await answer(client, "run_mcts", action="step", run_id=run_id))["status"] == "failed"
+        assert (await answer(client, "run_mcts", action="cancel", run_id=run_id))["status"] == "cancelled"
+        assert (await answer(client, "run_mcts", action="step", run_id=run_id))["status"] == "cancelled"
 
     play(scenario)
 

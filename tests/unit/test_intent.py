@@ -56,6 +56,34 @@ def test_requests_of_many_kinds_are_read_right_or_refused() -> None:
     assert wrong == []
 
 
+def lines_of(name: str) -> list[list[str]]:
+    text = (Path(__file__).parent / "data" / name).read_text(encoding="utf-8")
+    return [line.split("\t") for line in text.splitlines()[1:]]
+
+
+def test_requests_near_the_operators_are_refused_with_a_reason() -> None:
+    read = [(kind, text, read_intent(text)) for kind, text in lines_of("intents_adversarial.tsv")]
+    assert [(kind, text, item.problem_name) for kind, text, item in read if item.problem_name or not item.refused] == []
+
+
+def test_nine_in_ten_requests_of_many_phrasings_are_read_right_and_none_is_read_wrong() -> None:
+    lines = lines_of("intents_varied.tsv")
+    wrong, right = [], 0
+    for _, text, name, sizes, dtype in lines:
+        intention = read_intent(text)
+        if intention.refused:
+            continue
+        problem = intended_problem(intention)
+        asked = {axis: int(size) for axis, size in (item.split("=") for item in sizes.split(",") if item)}
+        read = (intention.problem_name == name, asked.items() <= problem.bench[0].axes.items())
+        if all(read) and dtype in ("-", main_dtype(problem)):
+            right += 1
+        else:
+            wrong.append((text, intention))
+    assert wrong == []
+    assert right >= 0.9 * len(lines)
+
+
 @pytest.mark.parametrize(
     ("text", "name", "told"),
     [
@@ -331,6 +359,20 @@ def test_the_intended_problem_carries_sizes_scalars_and_dtype_in_its_bench() -> 
     assert problem.inputs["x"].dtype == "float16"
     assert problem.bench[0].axes == {"N": 1, "C": 4, "D": 8, "H": 8, "W": 8}
     assert problem.bench[0].scalars == {"window": 2, "stride": 2, "padding": 0}
+
+
+def test_an_unknown_word_is_refused_in_the_sentence_of_the_operator_and_told_elsewhere() -> None:
+    assert "'frumious'" in (read_intent("relu of a frumious array").refused or "")
+    intention = read_intent("Write a relu kernel for 1000 floats. Frumious regards.")
+    assert intention.problem_name == "relu"
+    assert any("Frumious" in note for note in intention.assumed)
+
+
+@pytest.mark.parametrize(
+    "text", ["For our frumious solver we need a dot product of doubles.", "Our network needs a relu over 1000 floats."]
+)
+def test_what_a_kernel_is_for_may_be_said_in_any_words(text: str) -> None:
+    assert read_intent(text).refused is None
 
 
 def test_a_refused_intention_has_no_problem() -> None:

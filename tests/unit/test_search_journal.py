@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from search_fakes import FakeEvaluator, row_sum_kernel, rows_problem
 
-from optiml.errors import ToolFailed
-from optiml.search.journal import Journal, read_events
+from optiml.errors import SetupError, ToolFailed
+from optiml.search.journal import Event, Journal, read_events
+from optiml.searches import Searches
 
 
 def test_events_come_back_in_order(tmp_path: Path) -> None:
@@ -60,3 +64,30 @@ def test_each_event_is_on_disk_before_append_returns(tmp_path: Path, monkeypatch
 
 def test_a_missing_journal_has_no_events(tmp_path: Path) -> None:
     assert read_events(tmp_path / "none.jsonl") == ()
+
+
+def test_a_run_whose_disk_is_full_says_so_and_goes_on_from_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = SimpleNamespace(session=lambda problem, *, seed: FakeEvaluator(), fingerprint=None)
+    searches = Searches(tmp_path, evaluator=lambda _: evaluator)  # type: ignore[arg-type, return-value]
+    run_id = searches.start(
+        problem=rows_problem(), kernel=row_sum_kernel(), evaluations=3, seconds=None, proposer="builtin",
+        judge="rules", device="x", seed=0, edits=None, catalogue=True, write_to=None,
+    )  # fmt: skip
+    written, append = 0, Journal.append
+
+    def full_after_two(journal: Journal, event: Event) -> None:
+        nonlocal written
+        written += 1
+        if written > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(journal, event)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "append", full_after_two)
+        with pytest.raises(SetupError, match="No space left") as caught:
+            searches.run(run_id)
+    assert caught.value.code == "busy"
+    assert searches.result(run_id).status == "running"
+    assert searches.run(run_id).status == "finished"
