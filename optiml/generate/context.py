@@ -12,11 +12,10 @@ _LEADING = frozenset(("for", "in", "to", "during", "inside", "as", "within"))
 _OWNERS = frozenset(("our", "my", "the", "a", "an", "this", "their", "your"))
 _WISHES = frozenset(("need", "want", "would", "require", "wish", "like", "'d", "have", "am", "are", "must"))
 _USES = frozenset(
-    ("needs", "need", "uses", "use", "applies", "requires", "calls", "wants", "asks", "runs", "performs", "employs")
+    "needs need uses use applies requires calls wants asks runs performs employs ends contains has takes relies".split()  # noqa: SIM905
 )
-_MEANINGFUL = frozenset(
-    ("each", "every", "all", "per", "both", "row", "rows", "column", "columns", "channel", "channels", "one", "any")
-)
+_MANY = frozenset(("each", "every", "all", "per", "both", "one", "any"))
+_MEANINGFUL = _MANY | {"row", "rows", "column", "columns", "channel", "channels"}
 
 
 def context_words(found: Sequence[Token], mentions: Sequence[Mention]) -> frozenset[int]:
@@ -33,7 +32,8 @@ def context_words(found: Sequence[Token], mentions: Sequence[Mention]) -> frozen
         clause = range(first, end)
         words = {found[index].text.lower() for index in clause}
         asked = any(end <= item.first <= last for item in mentions if item.kind == "operator")
-        if asked and 0 < len(clause) <= MAX_WORDS and not words & _MEANINGFUL:
+        purpose = found[first].text.lower() == "to"  # "to find row offsets"
+        if asked and 0 < len(clause) <= MAX_WORDS and not words & (_MANY if purpose else _MEANINGFUL):
             aside.update(clause)
     return frozenset(aside)
 
@@ -50,7 +50,7 @@ def _end_of_clause(found: Sequence[Token], mentions: Sequence[Mention], first: i
             if word == "," or wished or named:
                 return index
         elif opening in _OWNERS and word in _USES:
-            return index
+            return index + 1
     return first
 
 

@@ -3,8 +3,8 @@
 A short pipeline: the text is normalised, quoted code and formulas are taken out, words are matched against the
 tables of `vocabulary`, the operator is chosen, then sizes and dtype are read. A wrong problem is worse than a
 refusal, so anything that may change what is computed and is not understood refuses: another operator, a qualifier
-("causal"), arithmetic that does not belong to the operator, an unknown word in the sentence that names it. Only a clause
-that says what the kernel is for ("for our solver we need ...") may hold any words.
+("causal"), arithmetic that does not belong to the operator, an unknown word in the sentence that names it. Only a
+clause that says what the kernel is for ("for our solver we need ...") may hold any words.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ def find_operator(
         raise Refused(_nothing_found(mentions))
     chosen = _primary(names, asked)
     _check_comparison(found, mentions, chosen)
+    _check_question(found, mentions)
     _check_contrast(found, mentions, chosen)
     _check_object(found, mentions, chosen)
     _check_sequence(found, mentions, chosen)
@@ -145,6 +146,20 @@ def _kernel_nouns() -> frozenset[str]:
     return frozenset(words.KERNEL_NOUNS)
 
 
+_ASKING = frozenset("is are does did was were which who whose where when why what".split())  # noqa: SIM905
+_ASKING_FOR_IT = ("is it possible", "is there", "what i need", "what we need", "what i want", "what we want")
+
+
+def _check_question(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
+    """Refuse what asks about a kernel instead of for one: "is my softmax correct?"."""
+    opening = " ".join(token.text.lower() for token in found[:3])
+    phrase = next((item for item in mentions if item.first == 0 and item.kind == "plain" and item.last > 1), None)
+    if opening.split(" ")[0] in words.OTHER_TASKS:
+        raise Refused(f"the text asks to {opening.split(' ')[0]} something; say what a kernel has to compute")
+    if opening.split(" ")[0] in _ASKING and phrase is None and not opening.startswith(_ASKING_FOR_IT):
+        raise Refused("the text asks a question; say what a kernel has to compute")
+
+
 def _check_contrast(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
     """Refuse what follows "but", "minus" or "instead of" and is not only about how the kernel is written."""
     telling = {index: item for item in mentions for index in range(item.first, item.last + 1)}
@@ -153,19 +168,24 @@ def _check_contrast(found: Sequence[Token], mentions: Sequence[Mention], chosen:
         text = token.text.lower()
         following = [at for at in range(index + 1, len(found)) if numbers[at] == numbers[index]]
         weighty = [at for at in following if found[at].kind == "word" and not is_light(found[at])]
-        if text == "minus" and index and telling.get(index - 1) is not None and telling[index - 1].label == chosen:
-            raise Refused(f"the text asks for {telling[index - 1].text!r} minus something; ask for one at a time")
-        if text == "but":
+        named = index > 0 and telling.get(index - 1) is not None and telling[index - 1].label == chosen
+        verb = found[index + 1].text.lower() if following else ""
+        if text == "but" or (named and text in ("that", "which", "whose") and verb not in _ABOUT_THE_CODE):
             strange = [at for at in weighty if not _changes_nothing(at, found, telling)]
             if strange:
-                raise Refused(f"'but … {found[strange[0]].text}' may change what is computed; say it in other words")
+                changing = f"{text} … {found[strange[0]].text}"
+                raise Refused(f"{changing!r} may change what is computed; say it in other words")
         taking_away = _taking_away(found, index)
         beyond = [at for at in weighty if at >= index + len(taking_away)]
         if taking_away and beyond:
             known = telling[beyond[0]].kind if beyond[0] in telling else "plain"
-            if known in ("plain", "arithmetic") and found[beyond[0]].folded not in _neutral():
+            restricts = known in ("plain", "arithmetic") or telling[beyond[0]].label == "a condition"
+            if restricts and found[beyond[0]].folded not in _neutral():
                 said = " ".join((*taking_away, found[beyond[0]].text))
                 raise Refused(f"{said!r} may change what is computed; say it in other words")
+
+
+_ABOUT_THE_CODE = frozenset("uses use works runs avoids needs is are has computes calculates sums".split())  # noqa: SIM905
 
 
 def _taking_away(found: Sequence[Token], index: int) -> tuple[str, ...]:
@@ -305,6 +325,8 @@ def check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: s
             raise Refused(f"the built-in {spoken_name(chosen)} has no {item.text!r} ({item.label})")
         if item.kind == "arithmetic" and item.label not in grammar.explains:
             raise Refused(f"the text asks for {item.text!r}, which is not part of {spoken_name(chosen)}")
+    _check_columns(found, chosen)
+    _check_number_of_operands(found, chosen)
     if chosen in _ONE_RESULT:
         _check_groups(found, mentions)
         _check_result(found, mentions, chosen)
@@ -335,6 +357,50 @@ def _check_groups(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
             raise Refused(
                 f"'{token.text} {following.text}' may ask for several results; say in other words what to compute"
             )
+
+
+_BY_ROWS = ("softmax", "layernorm", "rmsnorm", "cross_entropy")
+_DIRECTIONS = frozenset("over on along across down through per each every by among".split())  # noqa: SIM905
+
+
+def _check_columns(found: Sequence[Token], chosen: str) -> None:
+    """Refuse "softmax on the columns" of an operator that works on rows."""
+    if chosen not in _BY_ROWS:
+        return
+    for index, token in enumerate(found):
+        if token.folded != fold("column"):
+            continue
+        before = index - 1
+        while before >= 0 and found[before].text.lower() in ("the", "all", "its", "a"):
+            before -= 1
+        if before >= 0 and found[before].text.lower() in _DIRECTIONS and not _says_each_row(found):
+            raise Refused(f"the built-in {spoken_name(chosen)} works on rows, not {found[before].text} columns")
+
+
+def _says_each_row(found: Sequence[Token]) -> bool:
+    """ "over the columns of each row" says the same as "row by row"."""
+    return any(
+        first.text.lower() in ("each", "every", "per") and second.folded == "row"
+        for first, second in itertools.pairwise(found)
+    )
+
+
+_ARRAYS = frozenset(map(fold, ("array", "vector", "matrix", "tensor", "list", "signal", "sequence")))
+_OF_TWO = ("vector_add", "dot")
+
+
+def _check_number_of_operands(found: Sequence[Token], chosen: str) -> None:
+    """Refuse "the sums of 1000 arrays" of an operator that takes one or two."""
+    if chosen not in (*_OF_TWO, "sum", "prefix_sum", "histogram"):
+        return
+    for index, token in enumerate(found):
+        if token.kind != "number" or token.value <= (2 if chosen in _OF_TWO else 1):
+            continue
+        if index and (found[index - 1].text == "-" or found[index - 1].folded in ("length", "siz")):
+            continue  # "two length-2048 vectors"
+        following = next((item for item in found[index + 1 :] if not is_light(item) or item.folded in _ARRAYS), None)
+        if following is not None and following.folded in _ARRAYS and following.text.lower() != following.folded:
+            raise Refused(f"'{token.text} {following.text}' are more than {spoken_name(chosen)} takes")
 
 
 _PARTS = frozenset(

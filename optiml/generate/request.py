@@ -85,6 +85,14 @@ _REWRITES = tuple(
         (r"\b\w+\.(?:begin|end|data|size)\(\)", " "),
         (r"(?i)\b(?:sizes|lengths) (\d[\d,]*) and \1\b", r"size \1"),
         (r"\b([A-Z])x([A-Z])\b", r"\1 x \2"),
+        (r"(\d) times (?=\d+ ?x ?\d)", r"\1, "),
+        (r"\b([A-Z]) (?:has|with) (\d+) rows and (\d+) columns", r"\1 \2x\3"),
+        (r"\+[- ]?(?=scan\b)", "sum "),
+        (r"(?i)(\d+) channels to (\d+) channels", r"\1 input channels, \2 output channels"),
+        (
+            r"(?i)(?<!matrix )\bproduct of (?:an? )?(\d+ ?x ?\d+(?: \w+)?) and (?:an? )?(?=\d+ ?x ?\d+)",
+            r"matrix product of \1 and ",
+        ),
         (r"(?i)\bpointwise \(?1x1\)? (?=conv)", "1x1 "),
         (r"(?i)\b((?:scale|weight|gain|gamma)(?: and (?:shift|bias|beta))?) per (?:column|feature)\b", r"\1"),
         (r"(?i)\b(\d+) sequences of (\d+) (?:tokens|positions)\b", r"batch \1, sequence length \2"),
@@ -93,7 +101,9 @@ _REWRITES = tuple(
         (r"\b(?:np\.|torch\.)?exp\(([a-z]) - \1\.max\([^()]*\)\)", r"exp of \1"),
         (r"(?i)\bso that nothing (?:can )?overflows?\b", " "),
         (r"(\d) square\b", r"\1 squareshaped"),
+        (r"(\d) RGB images?\b", r"\1 images, 3 channels,"),
         (r"\bRGB images?\b", "3 channel images"),
+        (r"(?i)\beach (?:vector|array|of them) (?:holds|has|contains) (?=\d)", "length "),
         (r"(?i)\b(\d+) (\d+x\d+) (?:filters|kernels)\b", r"\1 output channels, \2 kernel"),
         (r"(?i)\b(?:already )?(?:projected and )?split into heads\b", " "),
         (r"(?i)\b(\d+)-(?:dimensional|dim)\b", r"\1 dim"),
@@ -185,6 +195,10 @@ def value_range(text: str) -> tuple[str, int | None]:
 _NEGATIVE_SHAPE = re.compile(r"(?:^|(?<=[\s(=:]))-\d[\d,]*\s*(?:x|X|by|\*)\s*\d")
 _UNEQUAL = re.compile(r"(?i)\b(?:sizes|lengths) (\d[\d,]*) and (?!\1\b)\d")
 
+_TWO_SETTINGS = re.compile(
+    r"(?i)\b(?:strides?|paddings?|windows?|dilations?|kernel sizes?) (?:of )?(\d+) and (?!\1\b)\d+\b(?! \w+s\b)"
+)
+
 
 def check_stated_sizes(text: str) -> None:
     """Refuse sizes that no operator can have.
@@ -194,6 +208,6 @@ def check_stated_sizes(text: str) -> None:
     """
     if _NEGATIVE_SHAPE.search(text):
         raise Refused("the text gives a negative size")
-    unequal = _UNEQUAL.search(text)
+    unequal = _UNEQUAL.search(text) or _TWO_SETTINGS.search(text)
     if unequal is not None:
         raise Refused(f"{unequal[0]!r} are two sizes; say what each is the size of")

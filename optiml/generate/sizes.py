@@ -637,6 +637,8 @@ class _Reader:
         scored = []
         for reading in readings:
             distance = self._distance(index, reading.words)
+            if reading.axes == window and max(token.dims) > SMALL_WINDOW and len(readings) > 1:
+                continue
             if distance is not None and (reading.axes not in taken or reading.axes == window):
                 scored.append((distance, reading))
         if scored:

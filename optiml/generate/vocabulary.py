@@ -113,6 +113,7 @@ COMPARISONS = _WORDS["comparisons"]
 COMPARED_AFTER = _WORDS["compared_after"]
 KERNEL_NOUNS = _WORDS["kernel_nouns"]
 NEUTRAL = _WORDS["neutral"]
+OTHER_TASKS = _WORDS["other_tasks"]
 SURROUNDINGS = _WORDS["surroundings"]
 ACCUMULATOR_WORDS = frozenset(_WORDS["accumulator"])
 LABEL_WORDS = frozenset(_WORDS["label"])

@@ -1,5 +1,6 @@
 /* The engine for the plain instruction set of the build, and the choice between it and the AVX2 one. */
 #define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* madvise */
 #define NAME(x) x##_plain
 #include "engine.inc"
 

@@ -16,7 +16,7 @@ MOST_THREADS = 4  # each may need a copy of what the kernel writes
 # takes; and what must be left for threads to be worth starting, and for each so many bytes to be worth copying.
 PROBE_INSTRUCTIONS = 1 << 13
 WORTHWHILE_INSTRUCTIONS = 1 << 14
-COPIED_BYTES = 16
+COPIED_BYTES = 8
 _POLLS, _SPACE_MASK, _SHARED, _LOCAL = 32, 7, 2, 3  # of csrc/core.inc
 
 
