@@ -4,10 +4,14 @@
 
 Faults of nine classes are planted in the PTX of the seed and of every strategy of each built-in problem. A mutant that
 the verifier rejects at level 1 is killed. One that it accepts is compared with the original, bit for bit, over every
-small size in the domain, sizes around multiples of the block, and several kinds of data, with the engine's checks on:
-where no bit differs and no check fires it is called equivalent and left out. That is exhaustive over those inputs and
-no proof for all others; where one bit differs the mutant counts as a survivor, even if it is right within tolerance.
-Exit status 1 if a bar of `--least-overall` or `--least-class` is missed.
+small size in the domain, sizes around multiples of the block and beside the kernel's own numbers, and several kinds of
+data, with the engine's checks on: where no bit differs and no check fires it is called equivalent and left out, if
+those inputs make the original execute the changed line at all (a trap planted there goes off). That is exhaustive over
+those inputs and no proof for all others; where one bit differs the mutant counts as a survivor, even if it is right
+within tolerance, and so does one whose line is reached only at larger sizes: those of `bench`, and four times as long.
+A line that none of all these inputs reaches is dead code of the compiler and left out as `dead`. `--out` is written
+after each kernel, and a later run with the same file and options goes on from there. Exit status 1 if a bar of
+`--least-overall` or `--least-class` is missed.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from typing import Any
 from optiml.device.device import Scrutiny
 from optiml.device.emulated import EmulatedDevice, emulated_info
 from optiml.device.plan import resolve_plan
-from optiml.errors import InvalidInput, OptimlError
+from optiml.errors import InvalidInput, KernelFault, OptimlError
 from optiml.generate.catalogue import strategies, strategy_kernel
 from optiml.problems.data import draw
 from optiml.problems.kernel_check import check_kernel
@@ -45,16 +49,18 @@ from optiml.problems.problem import (
 )
 from optiml.records import Build, Kernel, Problem, Workload
 from optiml.toolchain.nvrtc import Compiler
+from optiml.verify.constants import LARGEST_STEP, constants_of
 from optiml.verify.contents import filled
-from optiml.verify.inputs import cost
+from optiml.verify.inputs import block_cases, cost, saturating_case
 from optiml.verify.reference import References
 from optiml.verify.scrutiny import CHECKS
 from optiml.verify.verify import Verifier
 
-SMALL = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33)  # of each axis, in every combination
-FEW_SMALL = (1, 2, 3, 5, 8)  # where there are many axes
+SMALL = (0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33)  # of each axis, in every combination
+FEW_SMALL = (0, 1, 2, 3, 5, 8)  # where there are many axes
 MOST_SIZES = 160
 MOST_COST = 3e6
+MOST_COST_OF_USE = 2e8  # of the sizes at which a line may be reached that no proving size reaches
 Edit = Callable[[str, str], Iterator[str]]  # a line of PTX and the whole text -> what may stand in the line's place
 
 
@@ -186,7 +192,7 @@ class Judge:
         self.verifier = Verifier(self.compiler, self.device, References(), kernel_timeout_s=5.0)
 
     def judge(self, kernel: Kernel, problem: Problem, build: Build, mutant: Mutant, seed: int) -> dict[str, Any]:
-        """`killed` with the reason, `equivalent`, `survived`, or `stillborn` where the engine cannot run it."""
+        """`killed` with the reason, `equivalent`, `survived`, `dead`, or `stillborn` where it cannot be run."""
         changed = dataclasses.replace(build, ptx=mutant.ptx)
         try:
             verdict = self.verifier.verify(kernel, problem, level="L1", seed=seed, build=changed, explain=False)
@@ -197,12 +203,40 @@ class Judge:
         if verdict.status == "unverified":
             return {"result": "stillborn", "reason": (verdict.detail or "")[:160]}
         difference = self.difference(kernel, problem, build, changed)
-        return {"result": "equivalent", "reason": None} if difference is None else {
-            "result": "survived", "reason": difference}  # fmt: skip
+        if difference is not None:
+            return {"result": "survived", "reason": difference}
+        if self.reaches(kernel, problem, build, mutant.line, self.proving(kernel, problem, build)):
+            return {"result": "equivalent", "reason": None}
+        if self.reaches(kernel, problem, build, mutant.line, sizes_of_use(problem)):
+            return {"result": "survived", "reason": "reached only at sizes like those of bench"}
+        return {"result": "dead", "reason": None}
+
+    def proving(self, kernel: Kernel, problem: Problem, build: Build) -> Iterator[Workload]:
+        """The inputs at which a mutant is compared with the original."""
+        yield from proving_workloads(kernel, problem, build, self.device.info)
+        blocks_at = self.verifier.blocks_at(kernel, problem, build)
+        for case in saturating_case(problem, blocks_at, (), random.Random(0)):
+            yield case.workload
+
+    def reaches(self, kernel: Kernel, problem: Problem, build: Build, line: int, workloads: Iterator[Workload]) -> bool:
+        """Whether one of the inputs makes the original execute a line of its PTX."""
+        lines = build.ptx.split("\n")
+        trapped = dataclasses.replace(build, ptx="\n".join([*lines[:line], "\ttrap;", *lines[line:]]))
+        for number, workload in enumerate(workloads):
+            try:
+                plan = resolve_plan(kernel, build, problem, workload, self.device.info)
+                contents = filled(plan, draw(problem, workload, seed=number), random.Random(number), quiet_nan=True)
+                self.device.run(trapped, plan, (contents,), timeout_s=60.0)
+            except InvalidInput:
+                continue
+            except KernelFault as error:
+                if error.fault.kind == "trap":
+                    return True
+        return False
 
     def difference(self, kernel: Kernel, problem: Problem, build: Build, changed: Build) -> str | None:
         """Where the mutant differs from the original; None if it does nowhere that was looked."""
-        for number, workload in enumerate(proving_workloads(kernel, problem, build, self.device.info)):
+        for number, workload in enumerate(self.proving(kernel, problem, build)):
             plan = resolve_plan(kernel, build, problem, workload, self.device.info)
             contents = filled(plan, draw(problem, workload, seed=number), random.Random(number), quiet_nan=True)
             try:
@@ -218,8 +252,23 @@ class Judge:
         return None
 
 
+def sizes_of_use(problem: Problem) -> Iterator[Workload]:
+    """The sizes of `bench`, with one axis four times as long, and with one as short as can be."""
+    axes = {name: axis for name, axis in problem.axes.items() if axis.type == "var"}
+    for entry in problem.bench:
+        for name, axis in axes.items():
+            for size in (entry.axes[name], 4 * entry.axes[name], max(axis.min if axis.min is not None else 1, 0)):
+                sizes = {**entry.axes, name: size}
+                workload = dataclasses.replace(entry, axes=sizes)
+                allowed = in_domain(axis, size) and satisfies(problem, sizes, entry.scalars)
+                if allowed and cost(problem, workload) <= MOST_COST_OF_USE:
+                    yield workload
+
+
 def proving_workloads(kernel: Kernel, problem: Problem, build: Build, info: Any) -> Iterator[Workload]:
-    """Every combination of small sizes, and one axis after the other around multiples of the block."""
+    """Every combination of small sizes, one axis after the other around multiples of the block, and sizes beside the
+    kernel's own numbers as hidden cases have them.
+    """
     axes = {name: axis for name, axis in problem.axes.items() if axis.type == "var"}
     small = SMALL if len(axes) <= 2 else FEW_SMALL
     base = problem.workloads[0]
@@ -247,6 +296,10 @@ def proving_workloads(kernel: Kernel, problem: Problem, build: Build, info: Any)
             continue
         if usable:
             yield workload
+    constants = constants_of(build.ptx)
+    units = [value for value in (threads, *constants.compared, *constants.stepped) if 2 <= value <= LARGEST_STEP]
+    for case in block_cases(problem, units, random.Random(0), compared=constants.compared):
+        yield case.workload
 
 
 # --- all kernels -----------------------------------------------------------------------------------------------------
@@ -302,7 +355,7 @@ def report(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for kind in [*CLASSES, "all"]:
         those = [row for row in rows if kind in ("all", row["class"])]
         count = {name: sum(row["result"] == name for row in those)
-                 for name in ("killed", "survived", "equivalent", "stillborn")}  # fmt: skip
+                 for name in ("killed", "survived", "equivalent", "dead", "stillborn")}  # fmt: skip
         judged = count["killed"] + count["survived"]
         table[kind] = {**count, "kill_rate": round(count["killed"] / judged, 4) if judged else None}
     return table
@@ -323,30 +376,37 @@ def main() -> int:
               if not options.only or any(part in "/".join(item) for part in options.only)]  # fmt: skip
     random.Random(options.seed).shuffle(chosen)
     started = time.monotonic()
+    asked = {"per_class": options.per_class, "seed": options.seed}
     rows: list[dict[str, Any]] = []
-    kernels = 0
+    done: list[str] = []
+    before = 0.0
+    if options.out is not None and options.out.exists():
+        earlier = json.loads(options.out.read_text(encoding="utf-8"))
+        if {name: earlier[name] for name in asked} != asked:
+            parser.error(f"{options.out} was written with other options")
+        rows, done, before = earlier["rows"], earlier["done"], earlier["seconds"]
+    result: dict[str, Any] = {"classes": report(rows)}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=options.processes, mp_context=context) as pool:
-        tasks = [(*item, options.per_class, options.seed) for item in chosen]
+        tasks = [(*item, options.per_class, options.seed) for item in chosen if "/".join(item) not in done]
         for start in range(0, len(tasks), options.processes):
             if options.seconds is not None and time.monotonic() - started > options.seconds:
                 break
-            for found in pool.map(mutate_one, tasks[start : start + options.processes]):
-                kernels += 1
+            batch = tasks[start : start + options.processes]
+            for task, found in zip(batch, pool.map(mutate_one, batch), strict=True):
+                done.append("/".join(task[:3]))
                 rows += found
                 for row in found:
                     if row["result"] == "survived":
                         print(json.dumps(row), flush=True)
-    table = report(rows)
-    summary = {
-        "kernels": kernels, "of": len(chosen), "per_class": options.per_class, "seed": options.seed,
-        "seconds": round(time.monotonic() - started, 1), "classes": table,
-    }  # fmt: skip
-    print(json.dumps(summary, indent=2))
-    if options.out is not None:
-        survivors = [row for row in rows if row["result"] == "survived"]
-        options.out.write_text(json.dumps({**summary, "survivors": survivors}, indent=2) + "\n", encoding="utf-8")
-    rates = {kind: item["kill_rate"] for kind, item in table.items() if item["kill_rate"] is not None}
+            seconds = round(before + time.monotonic() - started, 1)
+            result = {"kernels": len(done), "of": len(chosen), **asked, "seconds": seconds, "classes": report(rows)}
+            if options.out is not None:
+                draft = options.out.with_name(options.out.name + ".part")
+                draft.write_text(json.dumps({**result, "done": done, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+                draft.replace(options.out)
+    print(json.dumps(result, indent=2))
+    rates = {kind: item["kill_rate"] for kind, item in result["classes"].items() if item["kill_rate"] is not None}
     below = [kind for kind, rate in rates.items()
              if rate < (options.least_overall if kind == "all" else options.least_class)]  # fmt: skip
     return 1 if below else 0

@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,15 +35,19 @@ RUNS = 2  # of one load, each with fresh data
 MANY_RUNS = 6  # of the smallest hidden size: what counts its calls goes wrong late
 BIG_ELEMENTS = 1 << 20  # of the one hidden case that comes near the sizes of `bench`
 BIG_FLOPS = 5e7
+UNROLLED_TWICE = 2  # doublings of a size at which a loop runs once: it is unrolled by four at most, as a rule
+SATURATING_ELEMENTS = 1 << 23  # of the case that fills the grid of a kernel whose grid has an upper end
 PROBED_COST = 2e5  # of the cases whose single elements are changed
 PROBED_CASES = 2
 SHORT = (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33)
 BLOCK_CASES = 8  # hidden cases beside multiples of the kernel's own numbers ...
-LEAST_TURNS = 8  # ... and one more for each of its numbers on each axis, or so many ...
+LEAST_TURNS = 12  # ... and one more for each of its numbers on each axis, or so many ...
 MOST_BLOCK_CASES = 64  # ... but no more than this
 BLOCK_COST = 2e5  # operations or elements of one of them, where that is possible at all
 LARGEST_MULTIPLIED = 1024  # larger numbers of the kernel are tried as they are
 VECTOR_WIDTHS = (4, 8, 16)  # elements
+USUAL_UNITS = (32, 128)  # tried whatever the kernel's numbers are
+LEAST_UNIT = 8  # sizes beside smaller ones come anyway
 RESTS = 8  # remainders of sizes by this all come
 MOST_EXACT = 16  # cases that have a number which the kernel compares with as a size
 FEW_AXES = 3  # of more, only some are multiples of a vector's width: small sizes have to stay small
@@ -147,8 +151,8 @@ def block_cases(
     """Small sizes beside multiples of what the kernel itself works in: its blocks, tiles, vectors and constants.
 
     Each number has its turn before any comes again, on one axis after the other. Every third case has sizes that are
-    all multiples of a vector's width, since kernels choose wide loads where every row allows them, and every third has
-    rows far below zero among others.
+    all multiples of a vector's width, since kernels choose wide loads where every row allows them. Two thirds of these
+    and half of the others have rows far below zero among the rest.
 
     Args:
         units: block extents, whole-number params and constants of the kernel.
@@ -160,7 +164,7 @@ def block_cases(
     }
     if not variable or not all(choices.values()):
         return ()
-    numbers = sorted({*units, *VECTOR_WIDTHS})
+    numbers = sorted({*(unit for unit in units if unit >= LEAST_UNIT), *USUAL_UNITS})
     spans = [*itertools.pairwise(numbers), (numbers[-1], 2 * numbers[-1])]
     decks = {(name, wide): _in_turns(spans, rng) for name in variable for wide in (False, True)}
     rests = {name: _in_turns(range(RESTS), rng) for name in variable}
@@ -184,7 +188,7 @@ def block_cases(
         named, its_size = exact.pop() if exact and not wide else (None, 0)
         axes = {}
         for name in variable:
-            drawn = name == long or rng.random() < 0.3
+            drawn = name == long or rng.random() < (0.5 if len(variable) <= FEW_AXES else 0.3)
             size = _beside(next(decks[name, wide]), rests[name], width, rng) if drawn else rng.choice(short)
             if named is not None:
                 size = its_size if name == named else rng.choice(short)
@@ -197,7 +201,7 @@ def block_cases(
             continue
         if _usable(problem, axes, given, limit):
             inputs = {name: specs[attempt % len(specs)] for name, specs in choices.items()}
-            deep = bool(low) and index % 6 in (1, 2)
+            deep = bool(low) and (index % 9 != 8 if wide else index % 3 == 1)
             workload = Workload(axes=axes, scalars=given, inputs={**inputs, **low} if deep else inputs)
             seed = rng.getrandbits(63)
             case = Case(workload=workload, hidden=True, seed=seed, runs=1, optional=deep, perturbed=index % 3 == 0)
@@ -304,6 +308,45 @@ def _big_case(problem: Problem, cases: Sequence[Case], rng: random.Random) -> It
         return
 
 
+def saturating_case(
+    problem: Problem, blocks_at: Callable[[Workload], int | None], cases: Sequence[Case], rng: random.Random
+) -> Iterator[Case]:
+    """Sizes beyond those at which a kernel whose grid stops growing has all its blocks: only there its loops go round.
+
+    Args:
+        blocks_at: how many blocks the kernel launches for a workload; None where it cannot be launched.
+        cases: hidden cases so far; nothing comes of sizes that cost less than one of them.
+    """
+    if not problem.bench:
+        return
+    entry = _named(problem, problem.bench[0])
+    axes = dict(entry.axes)
+
+    def blocks(sizes: Mapping[str, int]) -> int | None:
+        return blocks_at(dataclasses.replace(entry, axes=dict(sizes)))
+
+    most = blocks(axes)
+    saturating: list[dict[str, int]] = []
+    for _ in range(64):
+        name = max(axes, key=axes.__getitem__)
+        axes = {**axes, name: _halved(problem.axes[name], axes[name])}
+        if axes in saturating or not satisfies(problem, axes, entry.scalars) or blocks(axes) != most:
+            break
+        saturating.append(axes)
+    usual = saturating[-1 - UNROLLED_TWICE :]  # from where unrolled loops go round to where all blocks are busy
+    affordable = [sizes for sizes in usual if _affordable(problem, sizes, entry.scalars, SATURATING_ELEMENTS)]
+    if most is None or not affordable:
+        return
+    axes = affordable[0]
+    odd = {name: size - 1 if in_domain(problem.axes[name], size - 1) else size for name, size in axes.items()}
+    if satisfies(problem, odd, entry.scalars) and blocks(odd) == most:
+        axes = odd
+    workload = dataclasses.replace(entry, axes=axes)
+    if all(cost(problem, workload) > cost(problem, case.workload) for case in cases):
+        seed = rng.getrandbits(63)
+        yield Case(workload=workload, hidden=True, seed=seed, runs=1, optional=True, perturbed=False)
+
+
 def smaller_sizes(problem: Problem, name: str, size: int) -> list[int]:
     """Sizes of one axis below `size`, smallest first: those at which kernels begin to fail."""
     axis = problem.axes[name]
@@ -331,10 +374,12 @@ def _gathers(problem: Problem, workload: Workload) -> bool:
     return 4 * elements(tensor.shape for tensor in problem.outputs.values()) < given
 
 
-def _affordable(problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar]) -> bool:
+def _affordable(
+    problem: Problem, axes: Mapping[str, int], scalars: Mapping[str, Scalar], elements: int = BIG_ELEMENTS
+) -> bool:
     names = names_of(problem, axes, scalars)
     flops = evaluate_float(problem.flops, names) if problem.flops is not None else 0.0
-    return _elements(problem, names) <= BIG_ELEMENTS and flops <= BIG_FLOPS
+    return _elements(problem, names) <= elements and flops <= BIG_FLOPS
 
 
 def _halved(axis: Axis, size: int) -> int:

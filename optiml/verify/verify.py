@@ -7,10 +7,11 @@ from their children. This is the only place that turns a `KernelFault` into a ve
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +65,7 @@ from optiml.verify.inputs import (
     describe_domain,
     fixed_scalars,
     hidden_cases,
+    saturating_case,
     smaller_sizes,
     visible_cases,
     with_other_distributions,
@@ -100,7 +102,7 @@ FEW_ELEMENTS = 64  # outputs smaller than this get their magnitude from several 
 MAGNITUDE_SEEDS = 8
 VANISHED = 2.0**-48  # an output that much smaller than the inputs is what is left of a difference of equals
 LEAST_TIMED_COST = 1e3  # operations or elements of a reference whose time says something
-SLOW_REFERENCE_S = 1.5  # optional cases whose reference would take longer are left out
+SLOW_REFERENCE_S = 2.5  # optional cases whose reference would take longer are left out
 OPTIONAL_TIMEOUT_S = 3.0
 MOST_NOT_FINITE = 0.75  # share of the required hidden cases that may be left out as not finite
 SHRINK_S = 1.5
@@ -204,7 +206,7 @@ class Verifier:
         self._timeout_s = kernel_timeout_s
         self._degenerate: dict[str, str | None] = {}
         self._oracles: dict[str, Build | CompileFailure] = {}
-        self._reference_rates: dict[str, tuple[float, float]] = {}  # dearest cost, seconds per unit of it
+        self._reference_rate: dict[str, float] = {}  # by problem: the least seconds per unit of cost seen
 
     def verify(
         self,
@@ -312,6 +314,7 @@ class Verifier:
         if hidden and not reduced:
             compared = constants_of(build.ptx).compared
             hidden += block_cases(problem, self._extents(kernel, problem, build), rng, compared=compared)
+            hidden += (*saturating_case(problem, self.blocks_at(kernel, problem, build), hidden, rng),)
         outcomes: list[_CaseOutcome] = []
         not_finite = 0
 
@@ -474,6 +477,18 @@ class Verifier:
                 return _Sanitized(missing=f"{missing}: it does not cover this kernel")
         return _Sanitized(sanitizer=sanitizer_report(None), warnings=tuple(notes)[:2])
 
+    def blocks_at(self, kernel: Kernel, problem: Problem, build: Build) -> Callable[[Workload], int | None]:
+        """How many blocks a kernel launches for a workload."""
+
+        def blocks(workload: Workload) -> int | None:
+            try:
+                plan = resolve_plan(kernel, build, problem, workload, self._device.info)
+            except BadLaunch:
+                return None
+            return sum(math.prod(launch.grid) for launch in plan.launches)
+
+        return blocks
+
     def _extents(self, kernel: Kernel, problem: Problem, build: Build) -> list[int]:
         """The sizes that a kernel works in: block extents, whole-number params and the constants of its code."""
         constants = constants_of(build.ptx)
@@ -510,8 +525,7 @@ class Verifier:
             return None
         if scratch > MAX_WORKSPACE_BYTES:  # each run fills all of it with a poison of its own
             raise Unsupported(f"verification with {scratch} bytes of workspace, more than {MAX_WORKSPACE_BYTES}")
-        _, rate = self._reference_rates.get(problem.name, (0.0, 0.0))
-        slow = rate * cost(problem, case.workload) > SLOW_REFERENCE_S
+        slow = self._reference_rate.get(problem.name, 0.0) * cost(problem, case.workload) > SLOW_REFERENCE_S
         prepared = None if case.optional and slow else self._prepare(problem, plan, case, rng)
         if prepared is None:
             return None
@@ -700,8 +714,9 @@ class Verifier:
         started = time.monotonic()
         expected = self._references.expected(problem, workload, inputs)
         work = cost(problem, workload)
-        if work >= max(LEAST_TIMED_COST, self._reference_rates.get(problem.name, (0.0, 0.0))[0]):
-            self._reference_rates[problem.name] = (work, (time.monotonic() - started) / work)
+        if work >= LEAST_TIMED_COST:  # the least, for the start of a child and other work of the machine only add to it
+            rate = (time.monotonic() - started) / work
+            self._reference_rate[problem.name] = min(rate, self._reference_rate.get(problem.name, rate))
         return expected.exact, expected.same_dtype
 
     def _run_oracle(

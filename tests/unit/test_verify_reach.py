@@ -14,7 +14,7 @@ from optiml.codec import decode
 from optiml.problems.problem import load_builtin
 from optiml.records import Problem, Tolerance, Verdict, Workload
 from optiml.verify.constants import constants_of
-from optiml.verify.inputs import block_cases, fixed_scalars, hidden_cases
+from optiml.verify.inputs import block_cases, fixed_scalars, hidden_cases, saturating_case
 from optiml.verify.probes import probes, unmoved
 from optiml.workbench import Workbench
 
@@ -158,7 +158,7 @@ def test_the_numbers_of_a_kernel_are_those_it_compares_with_and_steps_by() -> No
 
 def test_every_number_of_a_kernel_gets_sizes_beside_it_and_before_the_next() -> None:
     problem = decode(Problem, ROWS, what="problem")
-    cases = block_cases(problem, (100, 200, 300), random.Random(1))
+    cases = [case for seed in range(3) for case in block_cases(problem, (100, 200, 300), random.Random(seed))]
     for axis in ("r", "c"):
         sizes = {case.workload.axes[axis] for case in cases}
         for low, high in ((99, 200), (199, 300), (299, 600)):
@@ -202,8 +202,30 @@ def test_a_fault_at_sizes_that_the_code_itself_tells_is_found(bench: Workbench, 
     assert found.status == "rejected", found.summary
 
 
-def test_a_maximum_that_starts_at_zero_only_on_its_wide_path_is_found(bench: Workbench) -> None:
-    body = """float m = c % 4 == 0 && c > 64 ? 0.0f : -INFINITY;
+def test_a_maximum_that_starts_too_high_only_on_its_wide_path_is_found(bench: Workbench) -> None:
+    body = """float m = c % 4 == 0 && c > 64 ? -50.0f : -3.4e38f;
     for (int j = 0; j < c; j++) m = fmaxf(m, x[i * c + j]);
     y[i] = m;"""
-    assert rows_verdict(bench, body.replace("INFINITY", "3.4e38f"), ROWS).status == "rejected"
+    assert rows_verdict(bench, body, ROWS).status == "rejected"
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_fault_in_a_loop_that_goes_round_only_once_all_blocks_are_busy_is_found(
+    bench: Workbench, fault: bool
+) -> None:
+    body = "y[i] = fmaxf(x[i], FAULT);".replace("FAULT", "round < 3 ? 0.0f : 0.001f" if fault else "0.0f")
+    source = (
+        'extern "C" __global__ void relu(const float* x, float* y, int n) { int round = 0;'
+        " for (long long i = blockIdx.x * 256 + threadIdx.x; i < n; i += 256LL * gridDim.x, ++round)"
+        f" {{ {body} }} }}"
+    )
+    launch = {"kernel": "relu", "grid": ["min(ceil_div(n, 256), 4096)"], "block": [256], "args": ["x", "y", "n"]}
+    found = bench.verify({"source": source, "launches": [launch]}, "relu", seed=3)
+    assert found.status == ("rejected" if fault else "accepted"), found.summary
+
+
+def test_only_a_grid_that_stops_growing_gets_sizes_that_fill_it() -> None:
+    problem = load_builtin("relu").problem
+    for grid, sizes in ((lambda n: -(-n // 256), []), (lambda n: min(-(-n // 256), 4096), [4194303])):
+        found = saturating_case(problem, lambda workload, grid=grid: grid(workload.axes["n"]), (), random.Random(1))
+        assert [case.workload.axes["n"] for case in found] == sizes
