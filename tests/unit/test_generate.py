@@ -43,6 +43,13 @@ class Judge:
         return verdict(kernel, self.status if len(self.seen) - 1 in self.rejected else "accepted")
 
 
+def test_a_request_near_an_operator_gets_a_reason_and_a_template() -> None:
+    for text in ("softmin over rows of 512", "like relu, but keeps a tenth of negative values", "grouped conv2d"):
+        made = generate(text, generator="catalogue")
+        assert (made.status, made.candidates) == ("needs_kernel", ())
+        assert "__global__" in (made.template or "")
+
+
 class Late:
     """Times out as often as told, then accepts."""
 
