@@ -142,6 +142,10 @@ class _TokenRequired:
                 body = b'{"error": "invalid_params: send Content-Type: application/json"}'
                 await _reply(send, 415, body, [(b"content-type", b"application/json")])
                 return
+            if b"last-event-id" in dict(scope["headers"]):  # the SDK, with no events kept, would not answer at all
+                body = b'{"error": "invalid_params: no events are kept here: send the request again"}'
+                await _reply(send, 405, body, [(b"content-type", b"application/json"), (b"allow", b"POST")])
+                return
             await self._app(scope, receive, send)
             return
         body = json.dumps({"error": "unauthorized: send the header Authorization: Bearer TOKEN"}).encode()

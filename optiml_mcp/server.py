@@ -346,7 +346,11 @@ async def _cancel(app: App, result: SearchResult) -> dict[str, Any]:
     if result.status in ("running", "needs_proposals"):
         await app.call(lambda bench: bench.cancel_search(result.run_id))
         result = await app.call(lambda bench: bench.search_result(result.run_id))
-    return _state(result, None)
+    state = _state(result, None)
+    if state["status"] in ("running", "needs_proposals"):
+        state["summary"] = "Another server carries this search out and ends it at its next step."
+        state["next_action"] = f"Call run_mcts with action=result and run_id={result.run_id} in a while."
+    return state
 
 
 async def _tell(app: App, run_id: str, proposals: list[dict[str, Any]] | None) -> tuple[Answer, ...]:

@@ -263,13 +263,31 @@ def _verified(
     accepted: list[Candidate] = []
     others: list[Candidate] = []
     for candidate in found:
-        verdict = verify(candidate.kernel, problem)
+        verdict = _verdict_in_time(candidate.kernel, problem, verify)
         judged = dataclasses.replace(candidate, verdict=verdict)
         (accepted if verdict.status == "accepted" else others).append(judged)
         if len(accepted) == count:
             break
     warnings = tuple(f"{item.strategy} was not accepted: {_why_not(item.verdict)}" for item in others)
     return tuple([*accepted, *others][:count]), warnings
+
+
+def _verdict_in_time(kernel: Kernel, problem: Problem, verify: Verify) -> Verdict:
+    """The verdict of a kernel of the catalogue. These kernels end: one that did not in its time was kept from running.
+
+    So it is tried once more, and a second time-out says nothing against it: it stays unverified, to be tried later.
+    """
+    verdict = verify(kernel, problem)
+    if verdict.reason == "timed_out":
+        verdict = verify(kernel, problem)
+    if verdict.reason != "timed_out":
+        return verdict
+    detail = f"{verdict.detail}, twice; this kernel ends where the machine has time for it"
+    again = "Try again when less runs on this machine, or give kernels longer with OPTIML_KERNEL_TIMEOUT_S."
+    summary = f"Not verified: {detail}."
+    return dataclasses.replace(
+        verdict, status="unverified", reason=None, detail=detail, summary=summary, next_action=again
+    )
 
 
 def _why_not(verdict: Verdict | None) -> str:

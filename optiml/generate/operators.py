@@ -147,7 +147,16 @@ def _kernel_nouns() -> frozenset[str]:
 
 
 _ASKING = frozenset("is are does did was were which who whose where when why what".split())  # noqa: SIM905
-_ASKING_FOR_IT = ("is it possible", "is there", "what i need", "what we need", "what i want", "what we want")
+_ASKING_FOR_IT = (
+    "is it possible",
+    "is there",
+    "what i need",
+    "what i am",
+    "what i'm",
+    "what we need",
+    "what i want",
+    "what we want",
+)
 
 
 def _check_question(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
@@ -322,6 +331,13 @@ def check_changes(found: Sequence[Token], mentions: Sequence[Mention], chosen: s
             figured = any(token.kind == "number" for token in found[item.first : item.last + 1])
             if figured and item.label in ("columns one by one", "another direction"):
                 continue  # "over 12288 columns" is a size
+            following = found[item.last + 1] if item.last + 1 < len(found) else None
+            if (
+                item.label == "dilation"
+                and following is not None
+                and (following.kind == "number" or following.text in "=:")
+            ):
+                continue  # the sizes judge its value
             raise Refused(f"the built-in {spoken_name(chosen)} has no {item.text!r} ({item.label})")
         if item.kind == "arithmetic" and item.label not in grammar.explains:
             raise Refused(f"the text asks for {item.text!r}, which is not part of {spoken_name(chosen)}")
@@ -391,7 +407,7 @@ _OF_TWO = ("vector_add", "dot")
 
 def _check_number_of_operands(found: Sequence[Token], chosen: str) -> None:
     """Refuse "the sums of 1000 arrays" of an operator that takes one or two."""
-    if chosen not in (*_OF_TWO, "sum", "prefix_sum", "histogram"):
+    if chosen not in (*_OF_TWO, "sum", "prefix_sum", "histogram", "transpose", "matrix_copy"):
         return
     for index, token in enumerate(found):
         if token.kind != "number" or token.value <= (2 if chosen in _OF_TWO else 1):

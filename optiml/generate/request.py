@@ -85,6 +85,7 @@ _REWRITES = tuple(
         (r"\b\w+\.(?:begin|end|data|size)\(\)", " "),
         (r"(?i)\b(?:sizes|lengths) (\d[\d,]*) and \1\b", r"size \1"),
         (r"\b([A-Z])x([A-Z])\b", r"\1 x \2"),
+        (r"(?i)\b[\w.]+ (?:million|thousand|billion) \((\d[\d,]{3,})\)", r"\1"),
         (r"(\d) times (?=\d+ ?x ?\d)", r"\1, "),
         (r"\b([A-Z]) (?:has|with) (\d+) rows and (\d+) columns", r"\1 \2x\3"),
         (r"\+[- ]?(?=scan\b)", "sum "),

@@ -15,7 +15,10 @@ _CURE: Mapping[Reason, str] = {
     "compile_failed": "Fix the compiler error in `detail` and send the kernel again.",
     "resource_limit": "Shrink the source: fewer template instances, smaller unrolls, smaller static arrays.",
     "bad_launch": "Correct the launch plan: kernel name, argument list, grid and block within the device's limits.",
-    "timed_out": "Look for a loop that never ends or a wait that nobody answers; then for far too much work a thread.",
+    "timed_out": (
+        "Look for a loop that never ends or a wait that nobody answers; then for far too much work a thread. On a busy "
+        "machine verify again when less runs beside it."
+    ),
     "fault": "Guard the access named in `fault` with a bounds check, or correct its index.",
     "race": "Order the two accesses named in `fault` with a barrier or an atomic.",
     "mutated_input": "Write to outputs and workspaces only; an array updated in place must be declared in both.",

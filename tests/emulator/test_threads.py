@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -255,6 +256,12 @@ def test_an_endless_loop_ends_at_the_same_place(name: str, budget: int) -> None:
     one = left_behind(module, 1, limits)
     assert one[0].kind == "timed_out"
     assert left_behind(module, 2, limits) == one
+
+
+@pytest.mark.parametrize("name", ["in the first block", "in the last block", "in every block"])
+def test_an_endless_loop_in_any_part_ends_at_the_deadline(name: str) -> None:
+    fault, _ = left_behind(kernel(ENDLESS[name]), 2, Limits(deadline=time.monotonic() + 0.1))
+    assert fault.kind == "timed_out"
 
 
 def test_a_budget_is_spent_by_all_parts_together() -> None:

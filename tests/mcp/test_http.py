@@ -194,6 +194,16 @@ def test_an_invented_session_opens_nothing(session: str) -> None:
     anyio.run(play)
 
 
+def test_a_client_that_comes_back_for_lost_events_is_told_that_none_are_kept() -> None:
+    async def play() -> None:
+        async with serving() as client:
+            response = await client.get(URL, headers={"Accept": "text/event-stream", "Last-Event-ID": "7"})
+            assert response.status_code == 405
+            assert "send the request again" in response.text
+
+    anyio.run(play)
+
+
 def test_a_body_that_never_ends_is_cut_off_at_the_limit() -> None:
     """Fed by hand: the application must answer, and stop reading, while more is still to come."""
 

@@ -589,6 +589,20 @@ def test_a_search_whose_folder_cannot_be_written_says_so_and_goes_on_when_it_is_
     play(scenario)
 
 
+def test_cancelling_a_search_of_another_server_says_who_ends_it(
+    play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = bench.start_search("relu", evaluations=2)
+    monkeypatch.setattr(bench, "cancel_search", lambda _: None)  # it is noted, and the other server has not looked yet
+
+    async def scenario(client: Client) -> None:
+        state = await answer(client, "run_mcts", action="cancel", run_id=run_id)
+        assert state["summary"].startswith("Another server")
+        assert "action=result" in state["next_action"]
+
+    play(scenario)
+
+
 def test_a_failed_search_can_still_be_cancelled(
     play: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,25 @@ class Judge:
         return verdict(kernel, self.status if len(self.seen) - 1 in self.rejected else "accepted")
 
 
+def test_a_request_near_an_operator_gets_a_reason_and_a_template() -> None:
+    for text in ("softmin over rows of 512", "like relu, but keeps a tenth of negative values", "grouped conv2d"):
+        made = generate(text, generator="catalogue")
+        assert (made.status, made.candidates) == ("needs_kernel", ())
+        assert "__global__" in (made.template or "")
+
+
+class Late:
+    """Times out as often as told, then accepts."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self, kernel: Kernel, problem: Problem) -> Verdict:
+        self.left -= 1
+        late = dataclasses.replace(verdict(kernel, "rejected"), reason="timed_out", detail="it did not end within 20 s")
+        return late if self.left >= 0 else verdict(kernel, "accepted")
+
+
 def outline() -> Problem:
     return dataclasses.replace(load_builtin("softmax").problem, name="outline", reference="def run(x):\n    return x")
 
@@ -154,6 +173,21 @@ def test_accepted_kernels_stand_before_the_others() -> None:
     states = [candidate.verdict.status for candidate in made.candidates if candidate.verdict is not None]
     assert states == sorted(states)
     assert states.count("rejected") == 2
+
+
+def test_a_kernel_of_the_catalogue_that_was_late_is_verified_again() -> None:
+    made = generate("attention", verify=Late(1))
+    assert made.candidates[0].verdict is not None
+    assert made.candidates[0].verdict.status == "accepted"
+    assert made.warnings == ()
+
+
+def test_a_machine_too_busy_to_verify_gives_an_answer_to_try_again_and_no_rejection() -> None:
+    made = generate("attention", verify=Late(1000))
+    assert made.status == "done"
+    assert {item.verdict.status for item in made.candidates if item.verdict is not None} == {"unverified"}
+    assert "Try again when less runs on this machine" in made.next_action
+    assert "unverified: it did not end within 20 s, twice" in made.warnings[0]
 
 
 def test_if_nothing_is_accepted_the_answer_says_so() -> None:
