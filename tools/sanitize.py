@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ["tests/emulator/test_native_ordering.py", "tests/emulator/test_tensor.py", "tests/emulator/test_fuzz.py"]
+QUICK = ["tests/emulator/test_native_ordering.py", "tests/emulator/test_tensor.py", "tests/emulator/test_fuzz.py",
+         "tests/emulator/test_threads.py"]  # fmt: skip
 DIVIDED = ["tests/emulator/test_threads.py", "tests/emulator/test_corpus_a.py", "tests/emulator/test_corpus_bc.py"]
 
 

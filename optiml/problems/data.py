@@ -6,6 +6,7 @@ float16 is numpy's own. bfloat16 is stored as uint16 bits, the float8 formats as
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ DISTRIBUTIONS = (
     "normal", "uniform", "negative", "large", "tiny", "integers", "zeros_and_ones", "heavy_tail", "sorted_unique",
     "labels", "labels_ignore", "csr_indices", "csr_indptr",
 )  # fmt: skip
+SHORT_ROW = 8  # elements of an array of one axis that `mixed_rows` takes for a row
 DEFAULT_DISTRIBUTIONS = ("normal", "uniform", "negative", "large", "tiny")
 IGNORED_LABEL = -100
 
@@ -188,8 +190,9 @@ def _draw_array(
     else:
         values = _draw_values(rng, spec, drawn, tensor.dtype, names, problem)
         if spec.distribution == "mixed_rows":
-            of_row = rng.random(-(-drawn // (shape[-1] or 1))) < 0.5 if shape else np.zeros(1, dtype=bool)
-            values = np.where(np.repeat(of_row, shape[-1] if shape else 1)[:drawn], _below(rng, drawn), values)
+            length = shape[-1] if len(shape) > 1 else SHORT_ROW
+            low = np.repeat(rng.random(-(-drawn // max(length, 1))) < 0.5, length)[:drawn]
+            values = np.where(low, _below(rng, drawn), values)
     stored = (
         from_float64(values, tensor.dtype) if is_float(tensor.dtype) else values.astype(storage_dtype(tensor.dtype))
     )
@@ -272,8 +275,9 @@ def _csr_indptr(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def _literal(values: tuple[Any, ...], dtype: str, shape: tuple[int, ...], name: str) -> Array:
+    words = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # what JSON has no numbers for
     try:
-        flat = np.asarray(values).reshape(-1)
+        flat = np.asarray([words.get(v, v) if isinstance(v, str) else v for v in values]).reshape(-1)
     except ValueError as error:
         raise InvalidInput(f"input {name!r}: its literal values are nested unevenly; give a flat list") from error
     if flat.dtype.kind not in "biuf":

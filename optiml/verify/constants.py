@@ -19,6 +19,9 @@ _OPERATION = re.compile(
 )
 
 
+_VARIABLE = re.compile(r"^\s*(?:\.visible\s+|\.extern\s+|\.weak\s+)?\.global\b", re.MULTILINE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """What the integer instructions of a kernel hold, each in ascending order."""
@@ -42,3 +45,8 @@ def constants_of(ptx: str) -> Constants:
         if 2 <= value <= LARGEST:
             (compared if operation.startswith("setp") else stepped).add(value)
     return Constants(compared=tuple(sorted(compared)), stepped=tuple(sorted(stepped)))
+
+
+def has_variables(ptx: str) -> bool:
+    """Whether a kernel's module has variables of its own in global memory, which last from call to call."""
+    return _VARIABLE.search(ptx) is not None

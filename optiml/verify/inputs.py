@@ -33,6 +33,8 @@ REDUCED_HIDDEN_CASES = 3
 REDUCED_VISIBLE_CASES = 4
 RUNS = 2  # of one load, each with fresh data
 MANY_RUNS = 6  # of the smallest hidden size: what counts its calls goes wrong late
+LEAST_CALLS = 64  # further ones of a kernel that has variables to count them in ...
+MOST_CALLS = 1024  # ... or as many as the largest number that it compares with, but no more than this
 BIG_ELEMENTS = 1 << 20  # of the one hidden case that comes near the sizes of `bench`
 BIG_FLOPS = 5e7
 UNROLLED_TWICE = 2  # doublings of a size at which a loop runs once: it is unrolled by four at most, as a rule
@@ -49,7 +51,7 @@ VECTOR_WIDTHS = (4, 8, 16)  # elements
 USUAL_UNITS = (32, 128)  # tried whatever the kernel's numbers are
 LEAST_UNIT = 8  # sizes beside smaller ones come anyway
 RESTS = 8  # remainders of sizes by this all come
-MOST_EXACT = 16  # cases that have a number which the kernel compares with as a size
+MOST_EXACT = 12  # numbers that the kernel compares with which are tried as sizes
 FEW_AXES = 3  # of more, only some are multiples of a vector's width: small sizes have to stay small
 MOST_SMALLER = 28  # sizes of one axis that are tried on the way to the smallest that fails
 
@@ -59,7 +61,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One set of sizes and distributions; `seed` is private. `runs` are made of one load of the kernel.
+    """One set of sizes and distributions; `seed` is private. `runs` are made of one load of the kernel, each with data
+    of its own; `calls` more that use the same data again follow.
 
     An optional case is left out where the reference is not finite or hopelessly inexact in the declared dtype, and
     where the kernel takes too long. A probed one is run again with single elements of its inputs changed, a perturbed
@@ -70,6 +73,7 @@ class Case:
     hidden: bool
     seed: int
     runs: int = RUNS
+    calls: int = 0
     optional: bool = False
     probed: bool = False
     perturbed: bool = True
@@ -145,6 +149,18 @@ def hidden_cases(problem: Problem, rng: random.Random, *, reduced: bool) -> tupl
     )
 
 
+def with_many_calls(cases: Sequence[Case], compared: Sequence[int]) -> tuple[Case, ...]:
+    """The cases for a kernel that keeps something from call to call: the one with many runs is called far more often.
+
+    Args:
+        compared: the numbers that its code compares with; one of them may be the call at which it goes wrong.
+    """
+    calls = max((number + 2 for number in compared if number + 2 <= MOST_CALLS), default=0)
+    return tuple(
+        dataclasses.replace(case, calls=max(calls, LEAST_CALLS)) if case.runs == MANY_RUNS else case for case in cases
+    )
+
+
 def block_cases(
     problem: Problem, units: Sequence[int], rng: random.Random, *, compared: Sequence[int] = ()
 ) -> tuple[Case, ...]:
@@ -168,8 +184,9 @@ def block_cases(
     spans = [*itertools.pairwise(numbers), (numbers[-1], 2 * numbers[-1])]
     decks = {(name, wide): _in_turns(spans, rng) for name in variable for wide in (False, True)}
     rests = {name: _in_turns(range(RESTS), rng) for name in variable}
-    exact = [(name, size) for size in compared for name in variable]
-    exact = rng.sample(exact, min(len(exact), MOST_EXACT))
+    at = [(name, size) for size in compared for name in variable]
+    at = rng.sample(at, min(len(at), MOST_EXACT))
+    exact = [(*chosen, turn) for chosen in at for turn in (1, 0)]  # on some data a wrong value is right by chance
     wanted = len(exact) + min(BLOCK_CASES + max(len(numbers), LEAST_TURNS) * len(variable), MOST_BLOCK_CASES)
     dearest = max(cost(problem, w) for w in problem.workloads)
     scalars = [dict(w.scalars) for w in (*problem.workloads, *problem.bench)]
@@ -185,7 +202,7 @@ def block_cases(
         width = rng.choice(VECTOR_WIDTHS) if wide else 1
         given = scalars[attempt % len(scalars)]
         long = variable[attempt % len(variable)]
-        named, its_size = exact.pop() if exact and not wide else (None, 0)
+        named, its_size, turn = exact.pop() if exact and not wide else (None, 0, attempt)
         axes = {}
         for name in variable:
             drawn = name == long or rng.random() < (0.5 if len(variable) <= FEW_AXES else 0.3)
@@ -200,8 +217,8 @@ def block_cases(
         if not all(in_domain(problem.axes[name], size) for name, size in axes.items()):
             continue
         if _usable(problem, axes, given, limit):
-            inputs = {name: specs[attempt % len(specs)] for name, specs in choices.items()}
-            deep = bool(low) and (index % 9 != 8 if wide else index % 3 == 1)
+            inputs = {name: specs[turn % len(specs)] for name, specs in choices.items()}
+            deep = bool(low) and named is None and (index % 9 != 8 if wide else index % 3 == 1)
             workload = Workload(axes=axes, scalars=given, inputs={**inputs, **low} if deep else inputs)
             seed = rng.getrandbits(63)
             case = Case(workload=workload, hidden=True, seed=seed, runs=1, optional=deep, perturbed=index % 3 == 0)

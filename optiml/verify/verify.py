@@ -52,7 +52,7 @@ from optiml.verify.compare import (
     rms,
     tolerance_for,
 )
-from optiml.verify.constants import LARGEST, LARGEST_STEP, constants_of
+from optiml.verify.constants import LARGEST, LARGEST_STEP, constants_of, has_variables
 from optiml.verify.contents import filled, same_bits
 from optiml.verify.controls import passing_control
 from optiml.verify.diagnose import likely_cause
@@ -68,6 +68,7 @@ from optiml.verify.inputs import (
     saturating_case,
     smaller_sizes,
     visible_cases,
+    with_many_calls,
     with_other_distributions,
 )
 from optiml.verify.probes import Probe, probes, unmoved
@@ -313,6 +314,8 @@ class Verifier:
         hidden = () if level == "L0" else hidden_cases(problem, rng, reduced=reduced)
         if hidden and not reduced:
             compared = constants_of(build.ptx).compared
+            if has_variables(build.ptx):
+                hidden = with_many_calls(hidden, compared)
             hidden += block_cases(problem, self._extents(kernel, problem, build), rng, compared=compared)
             hidden += (*saturating_case(problem, self.blocks_at(kernel, problem, build), hidden, rng),)
         outcomes: list[_CaseOutcome] = []
@@ -698,11 +701,12 @@ class Verifier:
             contents.append(filled(plan, inputs, rng, quiet_nan=run == 0))
             expectations.append(expected)
             allowances.append(allowed)
+        again = [index % case.runs for index in range(case.runs + case.calls)]
         return _Prepared(
-            contents=tuple(contents),
-            expected=tuple(expectations),
-            tolerances=tuple(allowed.tolerances for allowed in allowances),
-            floors=tuple(allowed.floors for allowed in allowances),
+            contents=tuple(contents[index] for index in again),
+            expected=tuple(expectations[index] for index in again),
+            tolerances=tuple(allowances[index].tolerances for index in again),
+            floors=tuple(allowances[index].floors for index in again),
             strained=problem.accumulation is None and any(allowed.hardness > STRAIN for allowed in allowances),
         )
 
