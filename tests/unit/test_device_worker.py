@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optiml.device import worker
 from optiml.device.worker import handle
-from optiml.errors import InvalidInput
+from optiml.errors import Busy, InvalidInput, KernelFault
 
 EMPTY_MODULE = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n\tret;\n}\n"
+
+
+ENDLESS_MODULE = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n$L:\n\tbra $L;\n}\n"
 
 
 SYMBOL_MODULE = (
@@ -25,7 +29,7 @@ def header(*steps: dict[str, Any], ptx: str = EMPTY_MODULE, nbytes: int = 10, ru
         "ptx": ptx, "arrays": [{"name": "y", "nbytes": nbytes, "undefined": True}], "steps": list(steps),
         "runs": runs, "count": False, "sample_blocks": None, "l1_share_bytes": 1 << 16, "outputs": True,
         "timeout_s": 10.0, "checks": [], "checked_runs": 0, "unwritten": 0xFF, "reverse": False, "shift_bytes": 0,
-        "threads": 1,
+        "threads": 1, "again": False,
     }  # fmt: skip
 
 
@@ -62,3 +66,19 @@ def test_a_step_that_leaves_its_array_is_refused() -> None:
     step = {"kind": "memset", "target": {"array": "y", "offset": 8}, "value": 0, "nbytes": 4}
     with pytest.raises(InvalidInput, match="leave its 10 bytes"):
         handle(header(step), [np.zeros(10, np.uint8).data])
+
+
+ENDLESS = {"kind": "launch", "symbol": "k", "grid": [1, 1, 1], "block": [1, 1, 1], "shared_bytes": 0, "args": []}
+
+
+@pytest.mark.parametrize(
+    ("used_s", "again", "error"), [(0.0, False, Busy), (0.0, True, KernelFault), (9.0, False, KernelFault)]
+)
+def test_a_kernel_that_got_no_processor_time_has_a_second_chance(
+    used_s: float, again: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter((100.0, 100.0 + used_s))
+    monkeypatch.setattr(worker.time, "process_time", lambda: next(moments))
+    short = {**header(ENDLESS, ptx=ENDLESS_MODULE), "timeout_s": 0.05, "again": again}
+    with pytest.raises(error):
+        handle(short, [np.zeros(10, np.uint8).data])
