@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from functools import lru_cache
@@ -26,7 +27,8 @@ def _parsed(ptx: str) -> Module:
     return parse(ptx)
 
 
-STARVED = 0.6  # of one core: an engine that got less of its time was kept from running by other work
+STARVED = 0.6  # of its cores: an engine that got less of their time may have been kept from running by other work
+CROWDED = 1.5  # tasks that want to run for each core, from which on that is believed of several cores
 
 
 def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequence[memoryview]]:
@@ -40,10 +42,16 @@ def handle(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequenc
     try:
         return _carried_out(header, blobs)
     except KernelFault as error:
-        starved = time.process_time() - used < STARVED * header["timeout_s"]
-        if error.fault.kind == "timed_out" and starved and not header["again"]:
+        share = (time.process_time() - used) / header["timeout_s"]
+        if error.fault.kind == "timed_out" and not header["again"] and _starved(share, header["threads"]):
             raise Busy("the kernel did not end in its time, which other work on this machine took") from error
         raise
+
+
+def _starved(share: float, threads: int) -> bool:
+    """Whether `share` of a core is too little: of the one that any kernel keeps busy, or of all where it is crowded."""
+    crowded = os.getloadavg()[0] > CROWDED * (os.cpu_count() or 1)
+    return share < STARVED * (threads if crowded else 1)
 
 
 def _carried_out(header: Header, blobs: Sequence[memoryview]) -> tuple[Header, Sequence[memoryview]]:

@@ -72,13 +72,21 @@ ENDLESS = {"kind": "launch", "symbol": "k", "grid": [1, 1, 1], "block": [1, 1, 1
 
 
 @pytest.mark.parametrize(
-    ("used_s", "again", "error"), [(0.0, False, Busy), (0.0, True, KernelFault), (9.0, False, KernelFault)]
+    ("used_s", "load", "again", "error"),
+    [
+        (0.0, 0.0, False, Busy),
+        (0.0, 0.0, True, KernelFault),
+        (0.06, 0.0, False, KernelFault),
+        (0.06, 1e6, False, Busy),  # one of the two cores was elsewhere
+        (9.0, 1e6, False, KernelFault),
+    ],
 )
-def test_a_kernel_that_got_no_processor_time_has_a_second_chance(
-    used_s: float, again: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+def test_a_kernel_that_got_too_little_processor_time_has_a_second_chance(
+    used_s: float, load: float, again: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = iter((100.0, 100.0 + used_s))
     monkeypatch.setattr(worker.time, "process_time", lambda: next(moments))
-    short = {**header(ENDLESS, ptx=ENDLESS_MODULE), "timeout_s": 0.05, "again": again}
+    monkeypatch.setattr(worker.os, "getloadavg", lambda: (load, load, load))
+    short = {**header(ENDLESS, ptx=ENDLESS_MODULE), "timeout_s": 0.06, "threads": 2, "again": again}
     with pytest.raises(error):
         handle(short, [np.zeros(10, np.uint8).data])
