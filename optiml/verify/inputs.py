@@ -43,8 +43,8 @@ PROBED_COST = 2e5  # of the cases whose single elements are changed
 PROBED_CASES = 2
 SHORT = (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33)
 BLOCK_CASES = 8  # hidden cases beside multiples of the kernel's own numbers ...
-LEAST_TURNS = 12  # ... and one more for each of its numbers on each axis, or so many ...
-MOST_BLOCK_CASES = 64  # ... but no more than this
+LEAST_TURNS = 12  # ... and three more for every two of its numbers on each axis, or so many ...
+MOST_BLOCK_CASES = 88  # ... but no more than this
 BLOCK_COST = 2e5  # operations or elements of one of them, where that is possible at all
 LARGEST_MULTIPLIED = 1024  # larger numbers of the kernel are tried as they are
 VECTOR_WIDTHS = (4, 8, 16)  # elements
@@ -187,7 +187,7 @@ def block_cases(
     at = [(name, size) for size in compared for name in variable]
     at = rng.sample(at, min(len(at), MOST_EXACT))
     exact = [(*chosen, turn) for chosen in at for turn in (1, 0)]  # on some data a wrong value is right by chance
-    wanted = len(exact) + min(BLOCK_CASES + max(len(numbers), LEAST_TURNS) * len(variable), MOST_BLOCK_CASES)
+    wanted = len(exact) + min(BLOCK_CASES + max(3 * len(numbers) // 2, LEAST_TURNS) * len(variable), MOST_BLOCK_CASES)
     dearest = max(cost(problem, w) for w in problem.workloads)
     scalars = [dict(w.scalars) for w in (*problem.workloads, *problem.bench)]
     short = SHORT if len(variable) <= FEW_AXES else SHORT[:6]
@@ -239,8 +239,8 @@ def _beside(span: tuple[int, int], rests: Iterator[int], width: int, rng: random
         rests: remainders of sizes in between, each in its turn: tails of unrolled loops go wrong at one of them.
     """
     unit, following = span
-    most = rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 2, 3)) if unit <= LARGEST_MULTIPLIED else 1
-    if rng.random() < 0.4:
+    most = rng.choice((2, 3)) if unit <= LARGEST_MULTIPLIED and rng.random() < 0.15 else 1
+    if rng.random() < 0.3:
         size = unit * most + rng.choice((-1, 0, 1))
     else:
         size = unit * most + rng.randint(1, following - unit)
