@@ -45,6 +45,7 @@ SHORT = (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33)
 BLOCK_CASES = 8  # hidden cases beside multiples of the kernel's own numbers ...
 LEAST_TURNS = 12  # ... and three more for every two of its numbers on each axis, or so many ...
 MOST_BLOCK_CASES = 88  # ... but no more than this
+DEAR_BLOCK_CASES = 14  # of a kernel with a launcher
 BLOCK_COST = 2e5  # operations or elements of one of them, where that is possible at all
 LARGEST_MULTIPLIED = 1024  # larger numbers of the kernel are tried as they are
 VECTOR_WIDTHS = (4, 8, 16)  # elements
@@ -162,7 +163,7 @@ def with_many_calls(cases: Sequence[Case], compared: Sequence[int]) -> tuple[Cas
 
 
 def block_cases(
-    problem: Problem, units: Sequence[int], rng: random.Random, *, compared: Sequence[int] = ()
+    problem: Problem, units: Sequence[int], rng: random.Random, *, compared: Sequence[int] = (), dear: bool = False
 ) -> tuple[Case, ...]:
     """Small sizes beside multiples of what the kernel itself works in: its blocks, tiles, vectors and constants.
 
@@ -173,6 +174,7 @@ def block_cases(
     Args:
         units: block extents, whole-number params and constants of the kernel.
         compared: what its code compares with, each of which is tried as a size too.
+        dear: each new size costs a run of host code, so there are few.
     """
     variable = [name for name, axis in problem.axes.items() if axis.type == "var"]
     choices = {
@@ -191,6 +193,7 @@ def block_cases(
     dearest = max(cost(problem, w) for w in problem.workloads)
     scalars = [dict(w.scalars) for w in (*problem.workloads, *problem.bench)]
     short = SHORT if len(variable) <= FEW_AXES else SHORT[:6]
+    wanted = min(wanted, DEAR_BLOCK_CASES) if dear else wanted
     low = dict.fromkeys(_low_inputs(problem), "mixed_rows")
     found: list[Case] = []
     for attempt in range(40 * wanted):
