@@ -78,6 +78,7 @@ class Case:
     optional: bool = False
     probed: bool = False
     perturbed: bool = True
+    sanitized: bool = True  # level 2 repeats it under all checks
 
     def distribution(self) -> dict[str, str]:
         """Names of the distributions, as a verdict shows them."""
@@ -364,7 +365,8 @@ def saturating_case(
     workload = dataclasses.replace(entry, axes=axes)
     if all(cost(problem, workload) > cost(problem, case.workload) for case in cases):
         seed = rng.getrandbits(63)
-        yield Case(workload=workload, hidden=True, seed=seed, runs=1, optional=True, perturbed=False)
+        yield Case(workload=workload, hidden=True, seed=seed, runs=1, optional=True, perturbed=False,
+                   sanitized=False)  # fmt: skip
 
 
 def smaller_sizes(problem: Problem, name: str, size: int) -> list[int]:

@@ -389,7 +389,8 @@ class Verifier:
         warnings += () if reduced or level == "L0" else _about_scalars(problem)
         sanitizer = None
         if level == "L2":
-            checked = self._sanitize(kernel, problem, build, [outcome.case for outcome in outcomes], rng)
+            again = [outcome.case for outcome in outcomes if outcome.case.sanitized]
+            checked = self._sanitize(kernel, problem, build, again, rng)
             warnings += checked.warnings
             sanitizer = checked.sanitizer
             if checked.failure is not None:
