@@ -12,17 +12,17 @@ import contextlib
 import fcntl
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from optiml.errors import Busy
+from optiml.errors import Busy, SetupError
 
 Priority = Literal["interactive", "search"]
 POLL_S = 0.002
 LATER_POLL_S = 0.02  # after the first tenth of a second
+FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # not TMPDIR: processes with one of their own must meet as well
 MODE = 0o666  # shared by all users of the machine
 
 
@@ -31,7 +31,7 @@ class Lease:
 
     Args:
         name: of the GPU, the same in every process (its PCI address).
-        folder: where the lock files lie; the temporary folder of the machine unless given.
+        folder: where the lock files lie; by default the first of the machine's own temporary folders that is there.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        base = Path(tempfile.gettempdir()) if folder is None else folder
+        base = common_folder() if folder is None else folder
         safe = re.sub(r"[^\w.-]", "_", name)
         self._name = name
         self._lock = base / f"optiml-gpu-{safe}.lock"
@@ -97,6 +97,18 @@ class Lease:
                     f"{max(5, round(patience_s))} s, or use another device (cuda:N, emulator)"
                 )
             self._sleep(POLL_S if waited < 0.1 else LATER_POLL_S)
+
+
+def common_folder() -> Path:
+    """The folder in which every process of this machine looks for the locks.
+
+    Raises:
+        SetupError: there is none that may be written.
+    """
+    for name in FOLDERS:
+        if os.access(name, os.W_OK | os.X_OK):
+            return Path(name)
+    raise SetupError(f"none of {', '.join(FOLDERS)} can be written, where a GPU's locks lie", code="no_device")
 
 
 def _opened(path: Path, opened: contextlib.ExitStack) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from optiml.generate import vocabulary as words
+from optiml.generate.framing import check_framing
 from optiml.generate.phrases import Mention, is_light
 from optiml.generate.refusal import Refused, not_built_in, spoken_name
 from optiml.generate.vocabulary import GRAMMARS, UNIQUE, Grammar
@@ -49,10 +50,7 @@ def find_operator(
     if not names:
         raise Refused(_nothing_found(mentions))
     chosen = _primary(names, asked)
-    _check_comparison(found, mentions, chosen)
-    _check_question(found, mentions)
-    _check_contrast(found, mentions, chosen)
-    _check_object(found, mentions, chosen)
+    check_framing(found, mentions, chosen)
     _check_sequence(found, mentions, chosen)
     check_changes(found, mentions, chosen)
     _check_composition(found, mentions, chosen)
@@ -113,131 +111,6 @@ def _primary(names: Sequence[str], asked: Sequence[Mention]) -> str:
     if len(able) == 1:
         return able[0]
     raise Refused(f"the text asks for several operators ({', '.join(map(spoken_name, names))}); ask for one at a time")
-
-
-def _check_comparison(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
-    """Refuse where the operator is only what the task is compared with: "like relu", "the inverse of softmax"."""
-    named = [item for item in mentions if item.kind == "operator" and item.label == chosen and not item.negated]
-    compared = [item for item in named if _is_compared(item, found)]
-    if named and len(compared) == len(named):
-        raise Refused(f"the text compares with {compared[0].text!r}; say what the kernel itself has to compute")
-
-
-def _check_object(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
-    """Refuse "a tile size for matmul": the request is for something else, and the operator says only what for."""
-    named = [item for item in mentions if item.kind == "operator" and item.label == chosen and not item.negated]
-    others = [_noun_before(item, found) for item in named]
-    if named and all(noun is not None and noun not in _kernel_nouns() for noun in others):
-        raise Refused(f"the text asks for {others[0]!r} for {named[0].text!r}; say what the kernel has to compute")
-
-
-def _noun_before(mention: Mention, found: Sequence[Token]) -> str | None:
-    """The word before "for the" or "of a" and the name; None where the name stands otherwise."""
-    place = mention.first - 1
-    while place >= 0 and found[place].text.lower() in ("a", "an", "the", "my", "our", "your"):
-        place -= 1
-    if place < 1 or found[place].text.lower() not in ("for", "of") or found[place - 1].kind != "word":
-        return None
-    return found[place - 1].text.lower()
-
-
-@cache
-def _kernel_nouns() -> frozenset[str]:
-    return frozenset(words.KERNEL_NOUNS)
-
-
-_ASKING = frozenset("is are does did was were which who whose where when why what".split())  # noqa: SIM905
-_ASKING_FOR_IT = (
-    "is it possible",
-    "is there",
-    "what i need",
-    "what i am",
-    "what i'm",
-    "what we need",
-    "what i want",
-    "what we want",
-)
-
-
-def _check_question(found: Sequence[Token], mentions: Sequence[Mention]) -> None:
-    """Refuse what asks about a kernel instead of for one: "is my softmax correct?"."""
-    opening = " ".join(token.text.lower() for token in found[:3])
-    phrase = next((item for item in mentions if item.first == 0 and item.kind == "plain" and item.last > 1), None)
-    if opening.split(" ")[0] in words.OTHER_TASKS:
-        raise Refused(f"the text asks to {opening.split(' ')[0]} something; say what a kernel has to compute")
-    if opening.split(" ")[0] in _ASKING and phrase is None and not opening.startswith(_ASKING_FOR_IT):
-        raise Refused("the text asks a question; say what a kernel has to compute")
-
-
-def _check_contrast(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:
-    """Refuse what follows "but", "minus" or "instead of" and is not only about how the kernel is written."""
-    telling = {index: item for item in mentions for index in range(item.first, item.last + 1)}
-    numbers = sentences(found)
-    for index, token in enumerate(found):
-        text = token.text.lower()
-        following = [at for at in range(index + 1, len(found)) if numbers[at] == numbers[index]]
-        weighty = [at for at in following if found[at].kind == "word" and not is_light(found[at])]
-        named = index > 0 and telling.get(index - 1) is not None and telling[index - 1].label == chosen
-        verb = found[index + 1].text.lower() if following else ""
-        if text == "but" or (named and text in ("that", "which", "whose") and verb not in _ABOUT_THE_CODE):
-            strange = [at for at in weighty if not _changes_nothing(at, found, telling)]
-            if strange:
-                changing = f"{text} … {found[strange[0]].text}"
-                raise Refused(f"{changing!r} may change what is computed; say it in other words")
-        taking_away = _taking_away(found, index)
-        beyond = [at for at in weighty if at >= index + len(taking_away)]
-        if taking_away and beyond:
-            known = telling[beyond[0]].kind if beyond[0] in telling else "plain"
-            restricts = known in ("plain", "arithmetic") or telling[beyond[0]].label == "a condition"
-            if restricts and found[beyond[0]].folded not in _neutral():
-                said = " ".join((*taking_away, found[beyond[0]].text))
-                raise Refused(f"{said!r} may change what is computed; say it in other words")
-
-
-_ABOUT_THE_CODE = frozenset("uses use works runs avoids needs is are has computes calculates sums".split())  # noqa: SIM905
-
-
-def _taking_away(found: Sequence[Token], index: int) -> tuple[str, ...]:
-    """ "instead of", "without" and the like, where they stand at `index`."""
-    text = found[index].text.lower()
-    pair = (text, found[index + 1].text.lower()) if index + 1 < len(found) else (text,)
-    if pair in (("instead", "of"), ("rather", "than")):
-        return pair
-    return (text,) if text in ("without", "excluding", "ignoring", "skipping", "omitting") else ()
-
-
-def _changes_nothing(index: int, found: Sequence[Token], telling: Mapping[int, Mention]) -> bool:
-    item = telling.get(index)
-    if item is not None and item.kind != "plain":
-        return item.kind == "dtype" or item.negated
-    return found[index].folded in _neutral() or found[index].text.lower() in _CONNECTING
-
-
-_CONNECTING = frozenset(
-    "the a an of in on for to and or with without no not is are be should must has have i my it".split()  # noqa: SIM905
-)
-
-
-@cache
-def _neutral() -> frozenset[str]:
-    return frozenset(map(fold, words.NEUTRAL))
-
-
-def _is_compared(mention: Mention, found: Sequence[Token]) -> bool:
-    clause: list[str] = []
-    for token in reversed(found[max(0, mention.first - 6) : mention.first]):
-        if token.kind == "symbol" and token.text not in "-'":
-            break
-        clause.insert(0, token.text.lower())
-    after = [token.text.lower() for token in found[mention.last + 1 : mention.last + 3] if token.text != "-"]
-    return _comparing().search(" ".join(clause)) is not None or bool(set(after[:1]) & set(words.COMPARED_AFTER))
-
-
-@cache
-def _comparing() -> re.Pattern[str]:
-    wished = r"(?<!would )(?<!should )(?<!'d )(?<!- )"  # "I would like", "cuBLAS-like"
-    passed = r"(?: (?:a|an|the|usual|standard|plain|normal|ordinary))*"
-    return re.compile(rf"{wished}\b(?:{'|'.join(words.COMPARISONS)}){passed}$")
 
 
 def _check_sequence(found: Sequence[Token], mentions: Sequence[Mention], chosen: str) -> None:

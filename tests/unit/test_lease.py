@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from optiml.device import lease
 from optiml.device.lease import Lease
-from optiml.errors import Busy
+from optiml.errors import Busy, SetupError
 
 
 def two(folder: Path) -> tuple[Lease, Lease]:
@@ -81,3 +82,20 @@ def test_the_lease_of_another_gpu_is_another_lease(tmp_path: Path) -> None:
     first, _ = two(tmp_path)
     with first.held(alone=True, patience_s=0), Lease("0000:08:00.0", folder=tmp_path).held(alone=True, patience_s=0):
         pass
+
+
+def test_processes_with_temporary_folders_of_their_own_meet_at_the_same_locks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = Lease("0000:09:00.0")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    second = Lease("0000:09:00.0")
+    with first.held(alone=True, patience_s=0), pytest.raises(Busy):
+        second.held(alone=True, patience_s=0).__enter__()
+
+
+def test_a_machine_without_a_common_folder_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lease, "FOLDERS", (str(tmp_path / "none"),))
+    with pytest.raises(SetupError, match="locks"):
+        Lease("0000:09:00.0")
