@@ -249,7 +249,8 @@ def _summary(root: Node, best: Node, speedup: Speedup | None, stopped_because: s
         return "No kernel was found that is faster than the input." + because
     factor = "" if speedup is None else f"{speedup.median:.2f}x faster ({speedup.source})"
     steps = " -> ".join(node.edit for node in best.path()[1:])
-    checked = "accepted at " + "/".join(best.full.verdict.levels) if best.full is not None else "not yet fully verified"
+    final = best.confirmed or best.full
+    checked = "accepted at " + "/".join(final.verdict.levels) if final is not None else "not yet fully verified"
     confirmed = " and confirmed with fresh seeds" if best.confirmed is not None else ""
     return f"{factor} by {steps}; {checked}{confirmed}." + because
 

@@ -41,10 +41,11 @@ UNROLLED_TWICE = 2  # doublings of a size at which a loop runs once: it is unrol
 SATURATING_ELEMENTS = 1 << 23  # of the case that fills the grid of a kernel whose grid has an upper end
 PROBED_COST = 2e5  # of the cases whose single elements are changed
 PROBED_CASES = 2
-SHORT = (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33)
+SHORT = (1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 16, 31, 32, 33)
 BLOCK_CASES = 8  # hidden cases beside multiples of the kernel's own numbers ...
-LEAST_TURNS = 12  # ... and one more for each of its numbers on each axis, or so many ...
-MOST_BLOCK_CASES = 64  # ... but no more than this
+LEAST_TURNS = 12  # ... and three more for every two of its numbers on each axis, or so many ...
+MOST_BLOCK_CASES = 88  # ... but no more than this
+DEAR_BLOCK_CASES = 14  # of a kernel with a launcher
 BLOCK_COST = 2e5  # operations or elements of one of them, where that is possible at all
 LARGEST_MULTIPLIED = 1024  # larger numbers of the kernel are tried as they are
 VECTOR_WIDTHS = (4, 8, 16)  # elements
@@ -77,6 +78,7 @@ class Case:
     optional: bool = False
     probed: bool = False
     perturbed: bool = True
+    sanitized: bool = True  # level 2 repeats it under all checks
 
     def distribution(self) -> dict[str, str]:
         """Names of the distributions, as a verdict shows them."""
@@ -162,7 +164,7 @@ def with_many_calls(cases: Sequence[Case], compared: Sequence[int]) -> tuple[Cas
 
 
 def block_cases(
-    problem: Problem, units: Sequence[int], rng: random.Random, *, compared: Sequence[int] = ()
+    problem: Problem, units: Sequence[int], rng: random.Random, *, compared: Sequence[int] = (), dear: bool = False
 ) -> tuple[Case, ...]:
     """Small sizes beside multiples of what the kernel itself works in: its blocks, tiles, vectors and constants.
 
@@ -173,6 +175,7 @@ def block_cases(
     Args:
         units: block extents, whole-number params and constants of the kernel.
         compared: what its code compares with, each of which is tried as a size too.
+        dear: each new size costs a run of host code, so there are few.
     """
     variable = [name for name, axis in problem.axes.items() if axis.type == "var"]
     choices = {
@@ -187,10 +190,11 @@ def block_cases(
     at = [(name, size) for size in compared for name in variable]
     at = rng.sample(at, min(len(at), MOST_EXACT))
     exact = [(*chosen, turn) for chosen in at for turn in (1, 0)]  # on some data a wrong value is right by chance
-    wanted = len(exact) + min(BLOCK_CASES + max(len(numbers), LEAST_TURNS) * len(variable), MOST_BLOCK_CASES)
+    wanted = len(exact) + min(BLOCK_CASES + max(3 * len(numbers) // 2, LEAST_TURNS) * len(variable), MOST_BLOCK_CASES)
     dearest = max(cost(problem, w) for w in problem.workloads)
     scalars = [dict(w.scalars) for w in (*problem.workloads, *problem.bench)]
     short = SHORT if len(variable) <= FEW_AXES else SHORT[:6]
+    wanted = min(wanted, DEAR_BLOCK_CASES) if dear else wanted
     low = dict.fromkeys(_low_inputs(problem), "mixed_rows")
     found: list[Case] = []
     for attempt in range(40 * wanted):
@@ -239,8 +243,8 @@ def _beside(span: tuple[int, int], rests: Iterator[int], width: int, rng: random
         rests: remainders of sizes in between, each in its turn: tails of unrolled loops go wrong at one of them.
     """
     unit, following = span
-    most = rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 2, 3)) if unit <= LARGEST_MULTIPLIED else 1
-    if rng.random() < 0.4:
+    most = rng.choice((2, 3)) if unit <= LARGEST_MULTIPLIED and rng.random() < 0.15 else 1
+    if rng.random() < 0.3:
         size = unit * most + rng.choice((-1, 0, 1))
     else:
         size = unit * most + rng.randint(1, following - unit)
@@ -361,7 +365,8 @@ def saturating_case(
     workload = dataclasses.replace(entry, axes=axes)
     if all(cost(problem, workload) > cost(problem, case.workload) for case in cases):
         seed = rng.getrandbits(63)
-        yield Case(workload=workload, hidden=True, seed=seed, runs=1, optional=True, perturbed=False)
+        yield Case(workload=workload, hidden=True, seed=seed, runs=1, optional=True, perturbed=False,
+                   sanitized=False)  # fmt: skip
 
 
 def smaller_sizes(problem: Problem, name: str, size: int) -> list[int]:

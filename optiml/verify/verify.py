@@ -316,8 +316,10 @@ class Verifier:
             compared = constants_of(build.ptx).compared
             if has_variables(build.ptx):
                 hidden = with_many_calls(hidden, compared)
-            hidden += block_cases(problem, self._extents(kernel, problem, build), rng, compared=compared)
-            hidden += (*saturating_case(problem, self.blocks_at(kernel, problem, build), hidden, rng),)
+            units, dear = self._extents(kernel, problem, build), kernel.launcher is not None
+            hidden += block_cases(problem, units, rng, compared=compared, dear=dear)
+            if not dear:
+                hidden += (*saturating_case(problem, self.blocks_at(kernel, problem, build), hidden, rng),)
         outcomes: list[_CaseOutcome] = []
         not_finite = 0
 
@@ -387,7 +389,8 @@ class Verifier:
         warnings += () if reduced or level == "L0" else _about_scalars(problem)
         sanitizer = None
         if level == "L2":
-            checked = self._sanitize(kernel, problem, build, [outcome.case for outcome in outcomes], rng)
+            again = [outcome.case for outcome in outcomes if outcome.case.sanitized]
+            checked = self._sanitize(kernel, problem, build, again, rng)
             warnings += checked.warnings
             sanitizer = checked.sanitizer
             if checked.failure is not None:
