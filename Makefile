@@ -4,7 +4,7 @@ check:
 	ruff format --check optiml optiml_mcp tools tests
 	mypy
 test:
-	pytest
+	pytest -n auto
 gpu:
 	pytest -m gpu
 # The native engine under AddressSanitizer and UBSan, then under ThreadSanitizer; several minutes each.
