@@ -440,13 +440,20 @@ class Workbench:
         if keys == {"path"}:
             return self._kernel_file(str(spec["path"]))
         if keys == {"base", "diff"}:
-            base = self._kernel_of(spec["base"], problem)
-            return dataclasses.replace(base, source=apply_diff(base.source, str(spec["diff"])))
+            return self._patched(spec["base"], str(spec["diff"]), problem)
         source = spec.get("source")
         if isinstance(source, str):
             normalised_source(source)  # refused by size before anything is copied
         kernel = decode(Kernel, dict(spec), what="kernel")
         return merge_block(dataclasses.replace(kernel, source=normalised_source(kernel.source)))
+
+    def _patched(self, base_spec: KernelSpec, diff: str, problem: Problem | None) -> Kernel:
+        """A base with a diff applied, made against its file or its source (launch comment blank)."""
+        if isinstance(base_spec, str) and not KERNEL_ID.fullmatch(base_spec):
+            with contextlib.suppress(InvalidInput):
+                return read_kernel_text(apply_diff(base_spec, diff))
+        base = self._kernel_of(base_spec, problem)
+        return dataclasses.replace(base, source=apply_diff(base.source, diff))
 
     def _kernel_file(self, text: str) -> Kernel:
         path = self.allowed_path(text)

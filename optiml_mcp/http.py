@@ -8,6 +8,8 @@ they may use for it.
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import hmac
 import json
 import logging
@@ -15,14 +17,14 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from optiml.errors import InvalidInput
 from optiml_mcp.protocol import OptimlServer
@@ -35,6 +37,8 @@ HEALTH_PATH = "/healthz"  # open, and says nothing but that the server lives
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 EVERYWHERE = ("0.0.0.0", "[::]")
 CLOSING_LIMIT_S = 3
+LARGE_BYTES = 256 << 10  # of a request's body
+SWEEP_AFTER_S = 1.0
 _SHORTEST_TOKEN = 16
 
 
@@ -119,7 +123,45 @@ def http_app(server: OptimlServer[Any], token: str, *, names: Sequence[str] = LO
         allowed_hosts=hosts,
         allowed_origins=[f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts],
     )
-    return _TokenRequired(server.streamable_http_app(stateless_http=True, transport_security=security), token)
+    return _TokenRequired(
+        MemorySwept(server.streamable_http_app(stateless_http=True, transport_security=security)), token
+    )  # fmt: skip
+
+
+class MemorySwept:
+    """Collects garbage soon after a large message.
+
+    What the SDK makes for a request without a session refers to itself, so that two megabytes of a message would stay
+    until enough else was allocated. Several messages in the meantime share one collection.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, after_s: float = SWEEP_AFTER_S, sweep: Callable[[], object] = gc.collect
+    ) -> None:
+        self._app = app
+        self._after_s = after_s
+        self._sweep = sweep
+        self._due = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            if taken >= LARGE_BYTES and not self._due:
+                self._due = True
+                asyncio.get_running_loop().call_later(self._after_s, self._swept)
+
+    def _swept(self) -> None:
+        self._due = False
+        self._sweep()
 
 
 class _TokenRequired:

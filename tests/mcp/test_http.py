@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 from calls import answer
 from fakes import RELU, FakeWorkbench
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from optiml.errors import InvalidInput
-from optiml_mcp.http import LOOPBACK, http_app, parse_address, read_token, served_names
+from optiml_mcp.http import LOOPBACK, MemorySwept, http_app, parse_address, read_token, served_names
 from optiml_mcp.server import build_server
 
 TOKEN = "a-token-of-some-length"
@@ -262,3 +263,38 @@ def test_the_token_may_stand_in_a_file_that_only_its_owner_reads(tmp_path: Path)
     assert str(tmp_path) not in str(caught.value)
     with pytest.raises(InvalidInput, match="cannot be read"):
         read_token({"OPTIML_HTTP_TOKEN_FILE": str(tmp_path / "none")})
+
+
+def test_garbage_is_collected_once_soon_after_large_messages_and_not_after_small_ones() -> None:
+    async def check() -> None:
+        swept: list[int] = []
+        done = anyio.Event()
+
+        def sweep() -> None:
+            swept.append(1)
+            done.set()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+
+        async def send(message: Message) -> None: ...
+
+        async def post(size: int) -> None:
+            async def receive() -> Message:
+                return {"type": "http.request", "body": bytes(size)}
+
+            await served({"type": "http"}, receive, send)
+
+        served = MemorySwept(app, after_s=0.0, sweep=sweep)
+        await post(100)
+        await anyio.lowlevel.checkpoint()
+        assert not swept
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post, 1 << 20)
+            tasks.start_soon(post, 1 << 20)
+        with anyio.fail_after(10):
+            await done.wait()
+        await anyio.lowlevel.checkpoint()
+        assert swept == [1]
+
+    anyio.run(check)

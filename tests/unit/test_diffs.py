@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from optiml.diffs import apply_diff, make_diff
 from optiml.errors import InvalidInput
+from optiml.workbench import Workbench
 
 LINES = st.lists(st.sampled_from(["a", "b", "c", "", "int x;", "+y", "-z"]), max_size=12)
 
@@ -37,3 +38,36 @@ def test_a_hunk_finds_its_lines_where_they_moved_to() -> None:
 def test_a_diff_that_does_not_fit_is_refused(text: str, diff: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         apply_diff(text, diff)
+
+
+PLANNED = """/* optiml
+[[launch]]
+kernel = "relu"
+grid = ["ceil_div(n, BLOCK)"]
+block = ["BLOCK"]
+args = ["x", "y", "n"]
+[params]
+BLOCK = 128
+*/
+extern "C" __global__ void relu(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = fmaxf(x[i], 0.0f);
+}
+"""
+
+
+def test_a_diff_of_a_kernel_file_may_touch_its_launch_comment(bench: Workbench) -> None:
+    problem = bench.problem("relu")
+    changed = PLANNED.replace("BLOCK = 128", "BLOCK = 256").replace("(const float* x", "(const float* __restrict__ x")
+    patched = bench.kernel({"base": PLANNED, "diff": make_diff(PLANNED, changed)}, problem)
+    assert patched == bench.kernel(changed, problem)
+    assert patched.params == {"BLOCK": 256}
+
+
+def test_a_diff_of_the_source_that_was_shown_applies_as_well(bench: Workbench) -> None:
+    problem = bench.problem("relu")
+    shown = bench.kernel(PLANNED, problem).source
+    changed = shown.replace("(const float* x", "(const float* __restrict__ x")
+    patched = bench.kernel({"base": PLANNED, "diff": make_diff(shown, changed)}, problem)
+    assert patched.source == changed
+    assert patched.params == {"BLOCK": 128}
