@@ -317,7 +317,7 @@ def run(
         stdin: fed to the program.
         output_cap_bytes: kept of each output; the rest is read and dropped.
         stop_at_cap: end the program as soon as an output is longer than that.
-        enough: end the program as soon as this is true of what it has written to its standard output.
+        enough: given each piece of its standard output in order; end the program as soon as it says True.
         environment: variables added to the few that it gets.
         cancelled: set by another thread to end the program early.
         confined: do not start it where the sandbox is not strong enough for a stranger's code (`Layers.strong`).
@@ -400,6 +400,7 @@ class _Conversation:
         self._cap_bytes = cap_bytes
         self._stop_at_cap = stop_at_cap
         self._enough = enough
+        self._told_enough = False
         self._unsent = memoryview(stdin)
         self._status: int | None = None
         self._selector = selectors.DefaultSelector()
@@ -426,9 +427,7 @@ class _Conversation:
                 wait_s = left if cancelled is None else min(left, _POLL_S)
                 for key, _ in self._selector.select(wait_s):
                     self._advance(key)
-                if self._stop_at_cap and self.truncated:
-                    return -int(signal.SIGKILL)
-                if self._enough is not None and self._enough(bytes(self.stdout)):
+                if self._told_enough or (self._stop_at_cap and self.truncated):
                     return -int(signal.SIGKILL)
         if self._status is None:
             raise EOFError("the guard of a program was killed")
@@ -446,6 +445,8 @@ class _Conversation:
             chunk = os.read(key.fd, _PIPE_BYTES)
             if not chunk:
                 self._selector.unregister(key.fileobj)
+            if self._enough is not None and key.data is self.stdout:
+                self._told_enough = self._told_enough or self._enough(chunk)
             room = self._cap_bytes - len(key.data)
             key.data.extend(chunk[:room])
             self.truncated = self.truncated or len(chunk) > room

@@ -450,8 +450,12 @@ class Workbench:
     def _patched(self, base_spec: KernelSpec, diff: str, problem: Problem | None) -> Kernel:
         """A base with a diff applied, made against its file or its source (launch comment blank)."""
         if isinstance(base_spec, str) and not KERNEL_ID.fullmatch(base_spec):
-            with contextlib.suppress(InvalidInput):
-                return read_kernel_text(apply_diff(base_spec, diff))
+            try:
+                patched = apply_diff(base_spec, diff)
+            except InvalidInput:
+                pass  # made against the source
+            else:
+                return read_kernel_text(patched)
         base = self._kernel_of(base_spec, problem)
         return dataclasses.replace(base, source=apply_diff(base.source, diff))
 

@@ -178,13 +178,14 @@ class _TokenRequired:
         if scope["path"] == HEALTH_PATH and scope["method"] == "GET":
             await _reply(send, 200, b"ok", [(b"content-type", b"text/plain")])
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
+        headers = dict(scope["headers"])
+        given = headers.get(b"authorization", b"")
         if hmac.compare_digest(given, self._expected):
-            if scope["method"] == "POST" and not _is_json(scope):
+            if scope["method"] == "POST" and not _is_json(headers.get(b"content-type", b"")):
                 body = b'{"error": "invalid_params: send Content-Type: application/json"}'
                 await _reply(send, 415, body, [(b"content-type", b"application/json")])
                 return
-            if b"last-event-id" in dict(scope["headers"]):  # the SDK, with no events kept, would not answer at all
+            if b"last-event-id" in headers:  # the SDK, with no events kept, would not answer at all
                 body = b'{"error": "invalid_params: no events are kept here: send the request again"}'
                 await _reply(send, 405, body, [(b"content-type", b"application/json"), (b"allow", b"POST")])
                 return
@@ -194,8 +195,7 @@ class _TokenRequired:
         await _reply(send, 401, body, [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")])
 
 
-def _is_json(scope: Scope) -> bool:
-    kind: bytes = dict(scope["headers"]).get(b"content-type", b"")
+def _is_json(kind: bytes) -> bool:
     return kind.split(b";")[0].strip().lower() == b"application/json"
 
 

@@ -47,7 +47,7 @@ def run_wrapped(
     Args:
         wrapper: the full path of the program and its options.
         folder: with a job in it; only read.
-        enough: whether what was written so far says all that is wanted; the rest is then not waited for.
+        enough: as `process.run` has it.
 
     Raises:
         WorkerTimeout: it outlived `timeout_s`; no process of it remains.

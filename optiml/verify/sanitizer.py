@@ -10,7 +10,7 @@ import dataclasses
 import random
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,9 @@ _THREAD = re.compile(r"by thread \((\d+),(\d+),(\d+)\) in block \((\d+),(\d+),(\
 _RACE = re.compile(r"Error: (?:Race reported between|Potential \w+ hazard)")
 _PARTY = re.compile(r"(?:(Read|Write|Atomic)\w* access|Thread \((\d+),(\d+),(\d+)\)).*?:(\d+)")
 _BARRIER = re.compile(r"Barrier error|Divergent thread|Invalid arguments|error detected", re.IGNORECASE)
-_HEAD = re.compile("|".join(item.pattern for item in (_ACCESS, _UNINITIALISED, _RACE)))
+_HEAD = re.compile(  # of a finding, in the tool's own lines
+    rf"^========= .*?(?:{'|'.join(item.pattern for item in (_ACCESS, _UNINITIALISED, _RACE))})".encode()
+)
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error)")
 
 
@@ -93,7 +95,9 @@ def _run_tool(
     """The first finding, or why nothing is known; neither if the kernel is clean."""
     options = ("--tool", tool, "--print-limit", PRINT_LIMIT, "--report-api-errors", "no", *OPTIONS[tool])
     try:
-        done = run_wrapped([str(program), *options], folder, timeout_s=timeout_s, cancelled=cancelled, enough=tells_all)
+        done = run_wrapped(
+            [str(program), *options], folder, timeout_s=timeout_s, cancelled=cancelled, enough=until_findings(2)
+        )
     except WorkerTimeout:
         return None, f"did not end within {timeout_s:g} s"
     except ToolFailed as error:
@@ -108,13 +112,20 @@ def _run_tool(
     return None, None
 
 
-def tells_all(output: bytes) -> bool:
-    """Whether a finding is complete, another one having begun: a kernel may have millions, which take minutes."""
-    return len(_findings(output.decode("utf-8", errors="replace"))) > 1
+def until_findings(count: int) -> Callable[[bytes], bool]:
+    """What says, of a tool's output piece by piece, whether so many findings have begun; the one before is complete.
 
+    A kernel may have millions of them, which take minutes.
+    """
+    seen, rest = 0, b""
 
-def _findings(text: str) -> list[list[str]]:
-    return [lines for lines in _blocks(text) if _HEAD.search(lines[0])]
+    def enough(piece: bytes) -> bool:
+        nonlocal seen, rest
+        *lines, rest = (rest + piece).split(b"\n")
+        seen += sum(_HEAD.search(line) is not None for line in lines)
+        return seen >= count
+
+    return enough
 
 
 def first_finding(tool: Tool, text: str) -> Fault | None:

@@ -52,7 +52,7 @@ from optiml.verify.compare import (
     rms,
     tolerance_for,
 )
-from optiml.verify.constants import LARGEST, LARGEST_STEP, constants_of, has_variables
+from optiml.verify.constants import LARGEST, LARGEST_STEP, Constants, constants_of, has_variables
 from optiml.verify.contents import filled, same_bits
 from optiml.verify.controls import passing_control
 from optiml.verify.diagnose import likely_cause
@@ -313,11 +313,11 @@ class Verifier:
         visible = visible_cases(problem, rng, reduced=reduced)
         hidden = () if level == "L0" else hidden_cases(problem, rng, reduced=reduced)
         if hidden and not reduced:
-            compared = constants_of(build.ptx).compared
+            constants = constants_of(build.ptx)
             if has_variables(build.ptx):
-                hidden = with_many_calls(hidden, compared)
-            units, dear = self._extents(kernel, problem, build), kernel.launcher is not None
-            hidden += block_cases(problem, units, rng, compared=compared, dear=dear)
+                hidden = with_many_calls(hidden, constants.compared)
+            units, dear = self._extents(kernel, problem, build, constants), kernel.launcher is not None
+            hidden += block_cases(problem, units, rng, compared=constants.compared, dear=dear)
             if not dear:
                 hidden += (*saturating_case(problem, self.blocks_at(kernel, problem, build), hidden, rng),)
         outcomes: list[_CaseOutcome] = []
@@ -495,9 +495,8 @@ class Verifier:
 
         return blocks
 
-    def _extents(self, kernel: Kernel, problem: Problem, build: Build) -> list[int]:
+    def _extents(self, kernel: Kernel, problem: Problem, build: Build, constants: Constants) -> list[int]:
         """The sizes that a kernel works in: block extents, whole-number params and the constants of its code."""
-        constants = constants_of(build.ptx)
         stepped = [value for value in constants.stepped if value <= LARGEST_STEP]
         found = [value for value in kernel.params.values() if isinstance(value, int) and not isinstance(value, bool)]
         found = [value for value in (*found, *constants.compared, *stepped) if 2 <= value <= LARGEST]
@@ -782,15 +781,18 @@ class Verifier:
         further: Mapping[str, Sequence[float]],
     ) -> dict[str, float]:
         """Rms of each output; that of the inputs where an output is zero but for rounding: nothing else has a scale."""
+        given = [rms(to_float64(array, problem.inputs[name].dtype)) for name, array in inputs.items()
+                 if is_float(problem.inputs[name].dtype)]  # fmt: skip
+        scale = max(given, default=0.0)
         squares = {name: [rms(array) ** 2, *further.get(name, ())] for name, array in expected.items()}
-        return _scaled(problem, inputs, squares)
+        found = {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}
+        return {name: scale if value <= VANISHED * scale else value for name, value in found.items()}
 
     def _further_squares(
         self, problem: Problem, case: Case, expected: Mapping[str, Array]
     ) -> Mapping[str, Sequence[float]]:
         """Mean squares of the outputs with few elements, on other data: one sum may lie near zero by chance."""
-        few = [name for name, array in expected.items()
-               if array.size < FEW_ELEMENTS and is_float(problem.outputs[name].dtype)]  # fmt: skip
+        few = _of_few_elements(problem, expected)
         squares: dict[str, list[float]] = {name: [] for name in few}
         for extra in range(1, MAGNITUDE_SEEDS) if few else ():
             inputs = draw(problem, case.workload, seed=case.seed + 1000 + extra)
@@ -914,15 +916,13 @@ class Verifier:
         case = Case(workload=workload, seed=0, hidden=True)
         if cost(problem, workload) <= CHECKED_AGAIN_COST:
             expected, same_dtype = self._expect(problem, workload, whole)
-            magnitudes = self._magnitudes(problem, whole, expected, self._further_squares(problem, case, expected))
+            further = self._further_squares(problem, case, expected)
         else:
-            fresh = [self._fresh(problem, build, plan, given) for given in (inputs, *others)]
-            expected, same_dtype = fresh[0], None
-            few = {name for name, array in expected.items() if array.size < FEW_ELEMENTS}
-            squares = {
-                name: [rms(item[name]) ** 2 for item in (fresh if name in few else fresh[:1])] for name in expected
-            }
-            magnitudes = _scaled(problem, whole, squares)
+            expected, same_dtype = self._fresh(problem, build, plan, whole), None
+            few = _of_few_elements(problem, expected)
+            more = [self._fresh(problem, build, plan, _resized(plan, given)) for given in others] if few else []
+            further = {name: [rms(item[name]) ** 2 for item in more] for name in few}
+        magnitudes = self._magnitudes(problem, whole, expected, further)
         tolerances = self._allowed(problem, case, expected, same_dtype, magnitudes).tolerances
         for name, tensor in problem.outputs.items():
             if not compare(outputs[name], expected[name], tensor.dtype, tolerances[name]).ok:
@@ -933,7 +933,7 @@ class Verifier:
         self, problem: Problem, build: Build, plan: Plan, inputs: Mapping[str, Array]
     ) -> dict[str, Array]:  # fmt: skip
         """Outputs of the first run after a fresh load, in float64 or integers."""
-        contents = filled(plan, _resized(plan, inputs), random.Random(0), quiet_nan=True)
+        contents = filled(plan, inputs, random.Random(0), quiet_nan=True)
         arrays = self._device.run(build, plan, (contents,), timeout_s=self._timeout_s).runs[0]
         return {name: _widened(problem, name, arrays[name]) for name in problem.outputs}
 
@@ -998,16 +998,10 @@ def _resized(plan: Plan, inputs: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def _scaled(problem: Problem, inputs: Mapping[str, Array], squares: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Magnitude of each output from mean squares of several runs; that of the inputs where it is zero but for rounding.
-
-    Nothing else has a scale where an output is the difference of equals.
-    """
-    given = [rms(to_float64(array, problem.inputs[name].dtype)) for name, array in inputs.items()
-             if is_float(problem.inputs[name].dtype)]  # fmt: skip
-    scale = max(given, default=0.0)
-    found = {name: float(np.sqrt(np.mean(values))) for name, values in squares.items()}
-    return {name: scale if value <= VANISHED * scale else value for name, value in found.items()}
+def _of_few_elements(problem: Problem, outputs: Mapping[str, Array]) -> list[str]:
+    """The outputs whose magnitude one set of data does not tell."""
+    return [name for name, array in outputs.items()
+            if array.size < FEW_ELEMENTS and is_float(problem.outputs[name].dtype)]  # fmt: skip
 
 
 def _widened(problem: Problem, name: str, array: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fakes import RELU
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,34 +41,24 @@ def test_a_diff_that_does_not_fit_is_refused(text: str, diff: str, message: str)
         apply_diff(text, diff)
 
 
-PLANNED = """/* optiml
-[[launch]]
-kernel = "relu"
-grid = ["ceil_div(n, BLOCK)"]
-block = ["BLOCK"]
-args = ["x", "y", "n"]
-[params]
-BLOCK = 128
-*/
-extern "C" __global__ void relu(const float* x, float* y, int n) {
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) y[i] = fmaxf(x[i], 0.0f);
-}
-"""
-
-
 def test_a_diff_of_a_kernel_file_may_touch_its_launch_comment(bench: Workbench) -> None:
     problem = bench.problem("relu")
-    changed = PLANNED.replace("BLOCK = 128", "BLOCK = 256").replace("(const float* x", "(const float* __restrict__ x")
-    patched = bench.kernel({"base": PLANNED, "diff": make_diff(PLANNED, changed)}, problem)
+    changed = RELU.replace("BLOCK = 256", "BLOCK = 128").replace("(const float* x", "(const float* __restrict__ x")
+    patched = bench.kernel({"base": RELU, "diff": make_diff(RELU, changed)}, problem)
     assert patched == bench.kernel(changed, problem)
-    assert patched.params == {"BLOCK": 256}
+    assert patched.params == {"BLOCK": 128}
 
 
 def test_a_diff_of_the_source_that_was_shown_applies_as_well(bench: Workbench) -> None:
     problem = bench.problem("relu")
-    shown = bench.kernel(PLANNED, problem).source
+    shown = bench.kernel(RELU, problem).source
     changed = shown.replace("(const float* x", "(const float* __restrict__ x")
-    patched = bench.kernel({"base": PLANNED, "diff": make_diff(shown, changed)}, problem)
+    patched = bench.kernel({"base": RELU, "diff": make_diff(shown, changed)}, problem)
     assert patched.source == changed
-    assert patched.params == {"BLOCK": 128}
+    assert patched.params == {"BLOCK": 256}
+
+
+def test_a_diff_that_spoils_the_launch_comment_is_told_what_it_spoils(bench: Workbench) -> None:
+    spoilt = RELU.replace("block =", "blok =")
+    with pytest.raises(InvalidInput, match="blok"):
+        bench.kernel({"base": RELU, "diff": make_diff(RELU, spoilt)}, bench.problem("relu"))

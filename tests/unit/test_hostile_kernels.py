@@ -6,17 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from test_verify_reach import ROWS
 
 from optiml.workbench import Workbench
 
-ROW_MAX: dict[str, Any] = {
-    "name": "row_max",
-    "axes": {"r": {"type": "var", "min": 1}, "c": {"type": "var", "min": 1}},
-    "inputs": {"x": {"dtype": "float32", "shape": ["r", "c"]}},
-    "outputs": {"y": {"dtype": "float32", "shape": ["r"]}},
-    "reference": "def run(x):\n    return x.max(axis=1)",
-    "workloads": [{"axes": {"r": 4, "c": 33}}, {"axes": {"r": 7, "c": 100}}],
-}
 SPECIAL: dict[str, Any] = {
     "name": "double_it",
     "axes": {"n": {"type": "const", "value": 6}},
@@ -45,7 +38,7 @@ class Attempt:
 
 
 def kernel_of(attempt: Attempt) -> dict[str, Any]:
-    rows = attempt.problem is ROW_MAX
+    rows = attempt.problem is ROWS
     output = "out" if attempt.problem == "sum" else "y"
     sizes = ["r", "c"] if rows else ["n"]
     scratch = [*attempt.workspace]
@@ -113,12 +106,12 @@ HOSTILE = {
         more=({"kernel": "count", "grid": [1], "block": [1], "args": []},),
     ),
     "copies every sixteenth row from its neighbour": Attempt(
-        problem=ROW_MAX,
+        problem=ROWS,
         body="""if (i >= r) return; int row = i % 16 == 15 ? i - 1 : i; float m = x[(long long)row * c];
         for (int j = 1; j < c; ++j) m = fmaxf(m, x[(long long)row * c + j]); y[i] = m;""",
     ),
     "takes the maximum of bits as integers": Attempt(
-        problem=ROW_MAX,
+        problem=ROWS,
         body="""if (i >= r) return; int m = __float_as_int(x[(long long)i * c]);
         for (int j = 1; j < c; ++j) m = max(m, __float_as_int(x[(long long)i * c + j])); y[i] = __int_as_float(m);""",
     ),
@@ -200,7 +193,7 @@ HONEST = {
         before="__device__ float kept[1 << 23];", body="if (i < n) { kept[i] = x[i]; y[i] = fmaxf(kept[i], 0.0f); }"
     ),
     "a shuffle among the lanes that are there": Attempt(
-        problem=ROW_MAX, grid=("r",), block=(32,),
+        problem=ROWS, grid=("r",), block=(32,),
         body="""const float* row = x + (long long)blockIdx.x * c; int lane = threadIdx.x; float m = -INFINITY;
         for (int j = lane; j < c; j += 32) m = fmaxf(m, row[j]);
         for (int d = 16; d; d /= 2) m = fmaxf(m, __shfl_down_sync(~0u, m, d)); if (lane == 0) y[blockIdx.x] = m;"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optiml.verify.sanitizer import Tool, first_finding, tells_all
+from optiml.verify.sanitizer import Tool, first_finding, until_findings
 
 MEMCHECK = """\
 item 0 relu n=1003
@@ -81,6 +81,13 @@ def test_a_clean_output_has_no_finding() -> None:
 
 def test_a_tool_may_stop_once_another_finding_begins() -> None:
     first, rest = INITCHECK.split("========= ERROR SUMMARY")
-    assert not tells_all(first.encode())
-    assert tells_all((first + first.replace("COMPUTE-SANITIZER", "")).encode())
-    assert not tells_all(f"========= ERROR SUMMARY{rest}".encode())
+    assert not until_findings(2)(first.encode())
+    assert until_findings(2)((first + first.replace("COMPUTE-SANITIZER", "")).encode())
+    assert not until_findings(2)(f"========= ERROR SUMMARY{rest}".encode())
+
+
+def test_findings_are_counted_across_the_pieces_of_an_output() -> None:
+    enough = until_findings(2)
+    told = [enough(INITCHECK[at : at + 7].encode()) for at in range(0, len(INITCHECK), 7)]
+    assert not any(told)
+    assert enough(INITCHECK.encode())
